@@ -1,4 +1,4 @@
-/** Ctrl-K: goes to any page of the navigation, model, key, person, request or conversation by name or id. */
+/** Search with Ctrl-K: opens a page, model, key, person, request or conversation by name or id. */
 
 import { el } from "./lib/dom.js";
 
@@ -12,7 +12,7 @@ export class Palette {
   #timer = null;
   #aborter = null;
 
-  /** `url`: of the search; `pages`: [{title, detail, url}] that are searched here. */
+  /** `url`: of the server's search; `pages`: [{title, detail, url}] that are searched locally. */
   constructor(url, pages) {
     this.#url = url;
     this.#pages = pages;

@@ -1,6 +1,6 @@
-/** What was dropped: files, and of a folder the files that lie in it. */
+/** Reads dropped files, and the files directly in a dropped folder. */
 
-/** The files of a drop. Its entries are gone when the event is over, so they are taken at once. */
+/** The files of a drop. Its entries are only accessible during the event, so they are read at once. */
 export async function dropped(transfer) {
   const entries = [...transfer.items].map((item) => item.webkitGetAsEntry?.());
   const files = [...transfer.files];
@@ -11,7 +11,7 @@ export async function dropped(transfer) {
   return [...files.filter((file) => !names.has(file.name)), ...inside.flat()];
 }
 
-/** Of a folder, not of folders in it. A reader tells a part at a time, and nothing at its end. */
+/** The files of a folder without its subfolders. The reader returns them in batches, the last one empty. */
 async function filesOf(folder) {
   const reader = folder.createReader();
   const found = [];

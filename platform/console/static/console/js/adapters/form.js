@@ -1,4 +1,4 @@
-/** The form of an upload: which files, how far they are, and what came of it. */
+/** The form of an upload: its files, their progress, and the result. */
 
 import { byId, el } from "../lib/dom.js";
 import { percent, size } from "../lib/format.js";
@@ -50,7 +50,7 @@ export class UploadForm {
     }
   }
 
-  /** Of a whole folder, the files that an adapter consists of. */
+  /** Select the files of a folder that belong to an adapter. */
   #choose(list) {
     const found = [...list];
     const alone = found.find((file) => ALONE.test(file.name));

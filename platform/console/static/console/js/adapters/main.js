@@ -1,4 +1,4 @@
-/** The pages of adapters: what is live there stays live, and uploads. */
+/** The pages of adapters: live states, and uploads. */
 
 import { byId, el } from "../lib/dom.js";
 import { size } from "../lib/format.js";
@@ -39,7 +39,7 @@ function showTiers(cell, { residency }) {
   cell.replaceChildren(...(spots.length ? spots.map((spot) => tier(spot.tier)) : ["–"]));
 }
 
-/** The words are `templates/console/adapter.html`'s. */
+/** The texts are those of `templates/console/adapter.html`. */
 function spotText({ version, replica, bytes, running, waiting, pinned }) {
   const where = `version ${version} on ${replica}: ${size(bytes)}`;
   return ` ${where}, ${running} running, ${waiting} waiting${pinned ? ", pinned" : ""}`;

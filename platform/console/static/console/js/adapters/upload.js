@@ -1,13 +1,13 @@
-/** An upload in pieces: a dropped connection goes on where the server says that the file ends. */
+/** Uploads a file in chunks; after a lost connection, resumes at the server's offset. */
 
 const PIECE = 8 * 1024 * 1024;
 const PATIENCE = 8;
 const pause = (ms) => new Promise((resolve) => setTimeout(resolve, ms));
 
-/** Given up by whoever began it. */
+/** The user cancelled the upload. */
 export class Stopped extends Error {}
 
-/** What the server refused, with its code. */
+/** The server refused the upload; has its error code. */
 class Refused extends Error {
   constructor({ message, code } = {}) {
     super(message ?? "The server refused it.");
@@ -31,7 +31,7 @@ export class Upload {
     this.#aborter.abort();
   }
 
-  /** The version that it became. `progress(fraction, waiting)` is called as it goes. */
+  /** Upload everything; return the new version. `progress(fraction, waiting)` is called repeatedly. */
   async run(about, files, progress) {
     try {
       return await this.#run(about, files, progress);
@@ -85,7 +85,7 @@ export class Upload {
     return (await this.#read(answer)).files[file.name].offset;
   }
 
-  /** Where the file ends on the server, or what was known while that can't be asked. */
+  /** The file's offset on the server, or the last known one while the server can't be reached. */
   async #there(file, offset) {
     try {
       return (await this.#ask("GET", `${this.#id}/`)).files[file.name].offset;
@@ -115,7 +115,7 @@ export class Upload {
     });
   }
 
-  /** The answer's JSON. A 5xx is worth another try; anything else that isn't well is final. */
+  /** Parse a response's JSON. A 5xx can be retried; any other error is final. */
   async #read(answer) {
     if (answer.status >= 500) throw new Error(`The server failed (HTTP ${answer.status}).`);
     const data = await answer.json();

@@ -1,11 +1,11 @@
-/** The blocks as the server tells them: arrays by cell, so that ten thousand are cheap to draw. */
+/** The blocks sent by the server, as arrays indexed by cell, so that ten thousand are cheap to draw. */
 
 export class Cells {
   constructor() {
     this.clear(0);
   }
 
-  /** Start anew with so many cells. */
+  /** Reset to this number of cells. */
   clear(count) {
     this.count = count;
     this.refs = new Uint16Array(count);
@@ -23,7 +23,7 @@ export class Cells {
     this.totalEvicted = 0;
   }
 
-  /** A frame of the socket. Returns whether all cells are to be drawn. */
+  /** Apply a frame of the socket. Returns whether all cells must be redrawn. */
   take(frame, now) {
     const whole = Boolean(frame.whole) || frame.num_cells !== this.count;
     if (whole) {
@@ -61,7 +61,7 @@ export class Cells {
     this.dirty.add(cell);
   }
 
-  /** What a cell is, in words. */
+  /** Describe a cell. */
   describe(cell, { own, blockSize }) {
     const state = this.refs[cell] ? "in use" : this.cached[cell] ? "kept in the cache, free to reuse" : "free";
     if (own && !this.owner[cell]) return `Block ${cell}: not yours; its content isn't shown`;
@@ -76,7 +76,7 @@ export class Cells {
     return parts.join("; ");
   }
 
-  /** How many cells are in which state. */
+  /** Count the cells in each state. */
   counts() {
     let used = 0;
     let kept = 0;

@@ -1,9 +1,9 @@
-/** Colours of cells: by what is chosen, from the page's pigments, in either theme. */
+/** Colours of cells by the chosen attribute, from the theme's palette. */
 
 const NAMES = ["--lapis", "--verdigris", "--ochre", "--rubric"];
 const OLD_S = 60;
 
-/** The page's colours as they are now: the theme may have changed. */
+/** Read the page's current colours, which depend on the theme. */
 export function palette() {
   const style = getComputedStyle(document.documentElement);
   const of = (name) => style.getPropertyValue(name).trim();
@@ -17,7 +17,7 @@ export function palette() {
   };
 }
 
-/** Gives each name the next pigment, and beyond those hues that lie far apart. */
+/** Assigns the next palette colour to each new name, and then hues that are far apart. */
 export class Names {
   #known = new Map();
 
@@ -32,13 +32,13 @@ export class Names {
     return place < pigments.length ? pigments[place] : `hsl(${(place * 137.5) % 360} 45% 50%)`;
   }
 
-  /** Names with their colours, the first few. */
+  /** The first few names with their colours. */
   list(colours, names, most = 12) {
     return [...names].slice(0, most).map((name) => [name, this.colour(name, colours)]);
   }
 }
 
-/** A cell's colour. */
+/** The colour of a cell. */
 export function colourOf(cells, cell, by, names, colours, now) {
   const used = cells.refs[cell] > 0;
   if (!used && !cells.cached[cell]) return colours.free;

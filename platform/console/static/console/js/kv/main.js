@@ -69,7 +69,7 @@ function swatch(colour) {
   return canvas;
 }
 
-/** What the colours mean. */
+/** The legend of the colours. */
 function legend(cells, names, colours, by) {
   const entries = [];
   if (by === "refs") {

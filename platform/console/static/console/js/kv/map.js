@@ -1,4 +1,4 @@
-/** Draws the cells. Only what changed is drawn, once an animation frame, and all after a change of
+/** Draws the cells: only changed ones, once per animation frame, and all of them after a change of
  * size, theme or colours. */
 
 import { colourOf, palette } from "./colours.js";
@@ -40,26 +40,26 @@ export class CellMap {
     return this.#columns;
   }
 
-  /** Colour by something else. */
+  /** Colour the cells by another attribute. */
   colourBy(by) {
     this.#by = by;
     this.again();
   }
 
-  /** Draw everything, soon. */
+  /** Redraw everything in the next frame. */
   again() {
     this.#all = true;
     this.draw();
   }
 
-  /** Draw what changed, soon. */
+  /** Redraw changed cells in the next frame. */
   draw() {
     if (this.#queued) return;
     this.#queued = true;
     requestAnimationFrame(() => this.#frame());
   }
 
-  /** The cell at a place on the page, or -1. */
+  /** The cell at a position on the page, or -1. */
   at(event) {
     const box = this.#canvas.getBoundingClientRect();
     const column = Math.floor((event.clientX - box.left) / this.#side);
@@ -84,7 +84,7 @@ export class CellMap {
     if (this.#flashing.size) setTimeout(() => this.draw(), 100);
   }
 
-  /** As large as the cells fit, on the device's own pixels. */
+  /** Make the cells as large as fits, aligned to device pixels. */
   #fit() {
     const width = this.#canvas.parentElement.clientWidth - 16;
     const count = Math.max(1, this.#cells.count);

@@ -1,11 +1,11 @@
-/** The button that proves isolation: four requests, and what they found. */
+/** The button of the isolation check: sends four requests and shows their results. */
 
 import { el } from "../lib/dom.js";
 import { ROOT } from "../lib/root.js";
 
 const COLUMNS = ["Who", "Request", "Cached tokens", "First token", "Prompt computed in"];
 
-/** Makes the form ask, and its result appear in `result`. */
+/** Let the form run the check and show its result in `result`. */
 export function proof(form, result) {
   const button = form.querySelector("button");
   form.addEventListener("submit", async (event) => {

@@ -1,4 +1,4 @@
-/** The map's socket: says what is looked at, hands frames on, comes back after a cut. */
+/** The KV map's socket: selects what to show, forwards frames, and reconnects when the connection is lost. */
 
 const SLOWEST_MS = 15_000;
 const FINAL = { 4401: "Log in again.", 4403: "This page may not open the map.", 4404: "This replica is gone." };
@@ -19,7 +19,7 @@ export class Stream {
     this.#look();
   }
 
-  /** Nobody looks at a hidden page: its replica needn't tell. */
+  /** While the page is hidden, its replica needn't publish blocks. */
   #look() {
     if (document.hidden) {
       this.#socket?.close(1000);

@@ -1,4 +1,4 @@
-/** An answer: growing Markdown, calls of tools, its figures below it, and what went wrong in its place. */
+/** An answer: growing Markdown, tool calls, figures below it, and an error in its place. */
 
 import { copyFrom } from "../lib/clipboard.js";
 import { el, tool } from "../lib/dom.js";
@@ -62,14 +62,14 @@ export class AnswerView {
     this.#show();
   }
 
-  /** More of what comes before the answer; it's drawn with the next `draw`. */
+  /** Append reasoning; it is drawn with the next `draw`. */
   think(text) {
     this.#begin();
     this.thinking.write(text);
     if (this.element.dataset.state === "waiting") this.#show();
   }
 
-  /** More text; it's drawn with the next `draw`. */
+  /** Append text; it is drawn with the next `draw`. */
   write(text) {
     this.#begin();
     this.turn.text += text;
@@ -87,7 +87,7 @@ export class AnswerView {
     this.stream.write(this.fenced ? FENCE + text : text);
   }
 
-  /** A call of a tool, or more of one. */
+  /** Add a tool call, or more of its arguments. */
   call(change) {
     this.#begin();
     this.turn.calls ??= [];
@@ -96,7 +96,7 @@ export class AnswerView {
     if (this.element.dataset.state === "waiting") this.#show();
   }
 
-  /** No replica has it: the words go with the next of its own. */
+  /** Show that no replica has the request yet; the next content hides this. */
   waitForEngine() {
     this.wait.hidden = false;
   }
@@ -105,13 +105,13 @@ export class AnswerView {
     this.wait.hidden = true;
   }
 
-  /** Bring the page up to date: once a frame. False: there's more to draw. */
+  /** Draw what was appended, once per frame. Returns false if there is more to draw. */
   draw() {
     this.thinking.draw();
     return this.stream?.flush() ?? true;
   }
 
-  /** The answer is over; `turn` says how. */
+  /** The answer has ended in the state given by `turn`. */
   finish() {
     this.#begin();
     this.thinking.end();
@@ -143,7 +143,7 @@ function fenced(text) {
   return `${FENCE}${text}\n\`\`\``;
 }
 
-/** Whether it is an object or an array, as an answer with a schema is: no prose, and drawn as code. */
+/** Whether the text is a JSON object or array, as with a response schema: it is shown as code. */
 function isJson(text) {
   if (!/^\s*[{[]/.test(text)) return false;
   try {

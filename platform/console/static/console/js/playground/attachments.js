@@ -1,4 +1,4 @@
-/** Pictures and PDFs that go with the next message: chosen, pasted or dropped, and uploaded at once. */
+/** Images and PDFs for the next message: chosen, pasted or dropped, and uploaded immediately. */
 
 import { el, icon, tool } from "../lib/dom.js";
 import { plural } from "../lib/format.js";
@@ -30,7 +30,7 @@ export class Attachments extends EventTarget {
     });
   }
 
-  /** The uploaded files, as a turn has them. */
+  /** The uploaded files in the format of a turn. */
   get images() {
     return this.#pictures.map(({ image }) => image).filter(Boolean);
   }
@@ -39,7 +39,7 @@ export class Attachments extends EventTarget {
     return this.#pictures.length === 0;
   }
 
-  /** Why they can't be sent now, or "". */
+  /** The reason why they can't be sent now, or "". */
   get problem() {
     if (this.empty) return "";
     const blind = this.#blind();
@@ -49,7 +49,7 @@ export class Attachments extends EventTarget {
     return this.#pictures.some(({ image }) => !image) ? "Uploading…" : "";
   }
 
-  /** Upload files: pictures where the model takes some, and PDFs, of which every model gets at least the text. */
+  /** Upload files: images if the model accepts them, and PDFs, of which every model gets at least the text. */
   add(files) {
     const pictures = files.filter(({ type }) => type.startsWith("image/"));
     const documents = files.filter(isPdf);
@@ -63,14 +63,14 @@ export class Attachments extends EventTarget {
     for (const file of [...taken, ...documents]) this.#upload(file);
   }
 
-  /** They were sent. */
+  /** Clear the attachments after sending. */
   clear() {
     this.#pictures = [];
     this.#list.replaceChildren();
     this.changed();
   }
 
-  /** Another model was chosen, or it is known what one takes. */
+  /** Update after another model was chosen, or when its accepted inputs become known. */
   changed() {
     const blind = this.#blind();
     const label = blind ? "Attach PDFs" : "Attach pictures or PDFs";

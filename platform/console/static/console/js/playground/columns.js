@@ -1,9 +1,9 @@
-/** The models that answer: a picker each, above the answers. */
+/** The models that answer: one picker per model, above the answers. */
 
 import { el, tool } from "../lib/dom.js";
 import { Picker } from "./picker.js";
 
-/** As many answers as a page's socket runs at a time (`MAX_RUNNING_ANSWERS`). */
+/** Maximum number of concurrent answers of a page's socket (`MAX_RUNNING_ANSWERS`). */
 const MAX_COLUMNS = 4;
 
 export class ModelColumns {
@@ -13,7 +13,7 @@ export class ModelColumns {
   #onChange;
   #models = [];
 
-  /** `root` has the first picker. `values`: ids of models. `onChange(values)`: the reader chose. */
+  /** `root` contains the first picker. `values`: model ids. `onChange(values)`: the user chose models. */
   constructor(root, add, values, onChange) {
     this.#root = root;
     this.#add = add;
@@ -29,7 +29,7 @@ export class ModelColumns {
     return this.pickers.map(({ value }) => value);
   }
 
-  /** Choose without telling. */
+  /** Choose models without notifying. */
   set values(values) {
     while (this.pickers.length > Math.max(1, values.length)) this.#removeLast();
     while (this.pickers.length < Math.min(MAX_COLUMNS, values.length)) this.#append(values[this.pickers.length]);
@@ -37,12 +37,12 @@ export class ModelColumns {
     this.update(this.#models); // only now: a choice that is gone tells all values
   }
 
-  /** The chosen models that are known. */
+  /** The chosen models that exist. */
   get models() {
     return this.pickers.map(({ model }) => model).filter(Boolean);
   }
 
-  /** New models or states. */
+  /** Set the models and their states. */
   update(models) {
     this.#models = models;
     for (const picker of this.pickers) picker.update(models);
@@ -78,14 +78,14 @@ export class ModelColumns {
     this.#root.lastElementChild.remove();
   }
 
-  /** Columns are numbered, so the last one goes and the values move up. */
+  /** Columns are numbered, so removing one moves the later values up and removes the last column. */
   #remove(picker) {
     this.values = this.values.filter((_, index) => this.pickers[index] !== picker);
     this.#onChange(this.values);
     this.#add.focus();
   }
 
-  /** One column more, with a model that isn't chosen yet. */
+  /** Add a column with a model that isn't chosen yet. */
   #compare() {
     const chosen = this.values;
     const other = this.#models.find(({ id, state }) => state === "ready" && !chosen.includes(id)) ?? this.#models.find(({ id }) => !chosen.includes(id));

@@ -1,4 +1,4 @@
-/** The field at the bottom: it grows with its text, sends with Enter, and turns into a stop button. */
+/** The input at the bottom: grows with its text, sends with Enter, and turns into a stop button. */
 
 import { icon } from "../lib/dom.js";
 
@@ -33,20 +33,20 @@ export class Composer {
     return this.#area.value.trim();
   }
 
-  /** Fill the field, for the reader to look over and send. */
+  /** Fill the field, so that the user can review and send it. */
   put(text) {
     this.#area.value = text;
     this.#changed();
     this.focus();
   }
 
-  /** Whether an answer is being written: then the button stops it. */
+  /** Whether an answer is streaming: the button then stops it. */
   set busy(busy) {
     this.#busy = busy;
     this.#changed();
   }
 
-  /** Why nothing can be sent now, or "". */
+  /** The reason why nothing can be sent now, or "". */
   set blocked(reason) {
     this.#blocked = reason;
     this.#changed();

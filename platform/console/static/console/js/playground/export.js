@@ -1,10 +1,10 @@
-/** A saved conversation as a Markdown file. */
+/** Exports a stored conversation as a Markdown file. */
 
 import { el } from "../lib/dom.js";
 
 const NAMES = { user: "You", assistant: "Answer" };
 
-/** `document`: as the server keeps it. The turns on the way to its leaf, as they were shown. */
+/** Format the turns on the path to the leaf. `document`: in the form stored on the server. */
 export function toMarkdown(title, document) {
   const nodes = new Map(document.turns.map((turn) => [turn.id, turn]));
   const turns = [];
@@ -22,7 +22,7 @@ export function toMarkdown(title, document) {
   return `${parts.join("\n\n")}\n`;
 }
 
-/** Have the browser save `text` as a file. */
+/** Let the browser save `text` as a file. */
 export function saveFile(name, text) {
   const url = URL.createObjectURL(new Blob([text], { type: "text/markdown" }));
   el("a", { href: url, download: name }).click();

@@ -1,4 +1,4 @@
-/** Tools, the schema of the answer, probabilities: what a request can have beside its sampling. */
+/** Parameters of a request other than sampling: tools, a response schema, log probabilities. */
 
 const NAME = /^[\w-]{1,64}$/;
 
@@ -16,7 +16,7 @@ export class Extras {
     root.addEventListener("input", () => this.#changed());
   }
 
-  /** Put what the conversation has into the fields. */
+  /** Fill the fields from the conversation. */
   show() {
     const { tools, schema, probabilities } = this.#fields;
     tools.value = this.#conversation.tools;
@@ -25,7 +25,7 @@ export class Extras {
     this.check();
   }
 
-  /** What to add to a request; call `check` first. */
+  /** Return the parameters to add to a request; call `check` first. */
   request() {
     const { tools, schema } = this.#conversation;
     return {
@@ -39,13 +39,13 @@ export class Extras {
     };
   }
 
-  /** What to add to its sampling. */
+  /** Return the parameters to add to its sampling. */
   sampling() {
     const wanted = this.#conversation.settings.probabilities === "yes";
     return wanted ? { logprobs: true, top_logprobs: 5 } : {};
   }
 
-  /** The first field that is wrong, or null; all wrong ones are marked. */
+  /** Return the first invalid field, or null; all invalid ones are marked. */
   check() {
     let first = null;
     for (const name of ["tools", "schema"]) {
@@ -92,7 +92,7 @@ function problemOf(name, text) {
   return "";
 }
 
-/** OpenAI's form; bare functions are taken too. */
+/** Convert to OpenAI's format; bare functions are accepted too. */
 function toolList(text) {
   const value = JSON.parse(text);
   return (Array.isArray(value) ? value : [value]).map((each) =>

@@ -1,4 +1,4 @@
-/** Thumbs under an answer, kept with its request; a bad one may say why. */
+/** Thumbs below an answer, stored with its request; a negative one may include a comment. */
 
 import { byId, el, tool } from "../lib/dom.js";
 import { send } from "./server.js";
@@ -25,7 +25,7 @@ export class FeedbackView {
     this.show();
   }
 
-  /** Only an answer with a request that is over can be judged. */
+  /** Only an answer whose request has finished can be rated. */
   show() {
     this.element.hidden = !this.#turn.stats?.request;
     this.good.setAttribute("aria-pressed", String(this.#good === true));

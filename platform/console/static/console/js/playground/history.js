@@ -1,4 +1,4 @@
-/** The list of kept conversations: found, opened, put into folders, renamed, shared, deleted. */
+/** The list of stored conversations: search, open, move to folders, rename, share, delete. */
 
 import { copy } from "../lib/clipboard.js";
 import { el, tool } from "../lib/dom.js";
@@ -25,7 +25,7 @@ export class History {
   #acted = false;
   #tenant = ""; // whose conversations are listed
 
-  /** `handlers`: `open(id)`, `current()` (the id that's open), `deleted(id)`, `changed(row)`. */
+  /** `handlers`: `open(id)`, `current()` (id of the open conversation), `deleted(id)`, `changed(row)`. */
   constructor(dialog, button, url, tenants, handlers) {
     this.#url = url;
     this.#tenants = tenants;
@@ -50,7 +50,7 @@ export class History {
     this.#panel = new Panel(dialog, button, { key: "quire.conversations", minWidth: "100rem", onShow });
   }
 
-  /** List anew what may have changed, where the list is seen. */
+  /** Reload the list if it is visible. */
   refresh() {
     if (this.#panel.open) this.#load();
   }
@@ -82,7 +82,7 @@ export class History {
     }
   }
 
-  /** The folder that is listed stays chosen, also when its last conversation has left it. */
+  /** The selected folder stays selected even when its last conversation has been moved. */
   #showFolders(names) {
     const chosen = this.#folder.value;
     const listed = chosen && !names.includes(chosen) ? [...names, chosen] : names;
@@ -92,7 +92,7 @@ export class History {
     this.#folderNames.replaceChildren(...names.map((name) => el("option", { value: name })));
   }
 
-  /** What came of a change: it stands until the next search. */
+  /** Show the result of a change until the next search. */
   #say(words) {
     this.#acted = true;
     this.#words.textContent = words;
@@ -147,7 +147,7 @@ export class History {
     this.#edit(row, item, input, "Move", () => ({ folder: input.value }), () => this.refresh());
   }
 
-  /** The row becomes a form of one field. */
+  /** Replace the row with a form of one field. */
   #edit(row, item, input, verb, changes, done = () => {}) {
     const form = el("form", { class: "history-rename" }, input, el("button", { type: "submit", class: "button small" }, verb));
     form.addEventListener("submit", async (event) => {
@@ -204,7 +204,7 @@ export class History {
     });
   }
 
-  /** The row asks before it acts. */
+  /** Ask for confirmation in the row. */
   #confirm(row, item, text, button, action) {
     const cancel = el("button", { type: "button", class: "button quiet small" }, "Cancel");
     cancel.addEventListener("click", () => item.replaceWith(this.#row(row)));

@@ -1,4 +1,4 @@
-/** The page's side of kept conversations: the drawer, the address, whose one it is. */
+/** Stored conversations on the page: the list, the URL, and the owner of the open conversation. */
 
 import { byId } from "../lib/dom.js";
 import { History } from "./history.js";
@@ -26,7 +26,7 @@ export class Keeping {
     addEventListener("popstate", () => this.begin());
   }
 
-  /** Open what the address names, if it isn't open already. */
+  /** Open the conversation in the URL unless it is open already. */
   begin() {
     const id = new URLSearchParams(location.search).get(NAMED);
     if (id && id !== this.#parts.conversation.saved?.id) this.#open(id);
@@ -36,7 +36,7 @@ export class Keeping {
     }
   }
 
-  /** Say where the conversation is kept, and have the address name it. */
+  /** Show where the conversation is stored, and put its id into the URL. */
   show() {
     const { saved } = this.#parts.conversation;
     const url = new URL(location.href);

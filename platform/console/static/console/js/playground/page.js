@@ -11,19 +11,19 @@ export class Page {
   #toast = byId("toast");
   #timer = null;
 
-  /** Whether there's no conversation yet. */
+  /** Show whether there is no conversation yet. */
   set empty(empty) {
     this.#blank.hidden = !empty;
     this.#blank.inert = false;
     byId("new-conversation").disabled = empty;
   }
 
-  /** Say something to those who listen to the page. */
+  /** Announce a text to screen readers. */
   announce(text) {
     this.#announcer.textContent = text;
   }
 
-  /** A word at the bottom, with a way back. */
+  /** Show a message at the bottom, with an undo button. */
   offerUndo(text, undo) {
     const back = () => {
       this.hush();
@@ -32,7 +32,7 @@ export class Page {
     this.say(text, noticeAction("Undo", back));
   }
 
-  /** A word at the bottom that goes away by itself. */
+  /** Show a message at the bottom that disappears automatically. */
   say(text, ...actions) {
     clearTimeout(this.#timer);
     this.#toast.replaceChildren(el("span", {}, text), ...actions);
@@ -40,7 +40,7 @@ export class Page {
     this.#timer = setTimeout(() => this.hush(), UNDO_FOR);
   }
 
-  /** Take the word back. */
+  /** Remove the message. */
   hush() {
     clearTimeout(this.#timer);
     this.#toast.hidden = true;

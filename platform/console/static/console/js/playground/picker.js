@@ -15,7 +15,7 @@ const WORDS = {
   offline: "no replica",
 };
 
-/** A model's state in words: "loading, 40 %". */
+/** Describe a model's state: "loading, 40 %". */
 export function stateWords(model) {
   const word = WORDS[model.state] ?? model.state;
   const loading = model.state === "loading" && model.load_progress > 0;
@@ -48,7 +48,7 @@ export class Picker {
     });
   }
 
-  /** The chosen model, or undefined while there's none. An adapter goes by `base:name` too. */
+  /** The chosen model, or undefined if there is none. An adapter is also known as `base:name`. */
   get model() {
     return (
       this.models.find(({ id }) => id === this.#value) ??
@@ -60,12 +60,12 @@ export class Picker {
     return this.#value;
   }
 
-  /** Choose one without telling; the next `update` shows it. */
+  /** Choose a model without notifying; the next `update` shows it. */
   set value(id) {
     this.#value = id;
   }
 
-  /** New models or states. A choice that is gone falls to the first that is ready. */
+  /** Set the models and their states. If the chosen one was removed, choose the first that is ready. */
   update(models) {
     this.models = models;
     if (!this.model && models.length > 0) {
@@ -154,7 +154,7 @@ export class Picker {
     }
   }
 
-  /** Typing goes to the first model whose name begins so. */
+  /** Typing moves to the first model whose name starts with the typed text. */
   #find(char) {
     const now = Date.now();
     this.#typed = (now - this.#typedAt > 800 ? "" : this.#typed) + char.toLowerCase();

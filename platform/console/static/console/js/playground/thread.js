@@ -1,4 +1,4 @@
-/** The turns on the page, drawn once a frame while one of them grows. */
+/** The turns on the page, drawn once per frame while one of them grows. */
 
 import { AnswerView } from "./answer.js";
 import { ComparedView } from "./compared.js";
@@ -22,7 +22,7 @@ export class Thread {
     this.follower = new Follower(scroller, list, (following) => actions.followed(following));
   }
 
-  /** Show a turn after the others. */
+  /** Append a turn. */
   add(turn) {
     const view = this.#view(turn, this.views.length);
     this.views.push(view);
@@ -35,7 +35,7 @@ export class Thread {
     return new QuestionView(turn, { ...this.#actions, edit: (text) => this.#actions.edit(index, text) });
   }
 
-  /** Remove all turns but the first `length`. */
+  /** Remove all turns except the first `length`. */
   truncate(length) {
     for (const view of this.views.splice(length)) {
       view.element.remove();
@@ -43,14 +43,14 @@ export class Thread {
     }
   }
 
-  /** An answer grew: `change(view)` says how. */
+  /** Change a growing answer with `change(view)`. */
   grow(view, change) {
     change(view);
     this.#growing.add(view);
     this.#frame ??= requestAnimationFrame(() => this.#draw());
   }
 
-  /** An answer is over. */
+  /** An answer has ended. */
   finish(view) {
     this.#growing.delete(view);
     view.finish();

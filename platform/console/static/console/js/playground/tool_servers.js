@@ -1,4 +1,4 @@
-/** MCP servers whose tools run by themselves: which are on, and which tool belongs to which. */
+/** MCP servers, whose tools run automatically: which ones are enabled, and which tool belongs to which server. */
 
 import { el } from "../lib/dom.js";
 import { plural } from "../lib/format.js";
@@ -9,7 +9,7 @@ export class ToolServers {
   #conversation;
   #servers = [];
 
-  /** `root`: a fieldset that is shown where the tenant has servers, with an element `[data-list]`. */
+  /** `root`: a fieldset, visible if the tenant has servers, with an element `[data-list]`. */
   constructor(root, conversation) {
     this.#root = root;
     this.#list = root.querySelector("[data-list]");
@@ -17,7 +17,7 @@ export class ToolServers {
     this.#list.addEventListener("change", ({ target }) => this.#choose(target.value, target.checked));
   }
 
-  /** New servers: [{name, tools: names of functions}]. Those that are gone are off. */
+  /** Replace the servers: [{name, tools: function names}]. Servers that no longer exist are disabled. */
   update(servers) {
     if (JSON.stringify(servers) === JSON.stringify(this.#servers)) return;
     this.#servers = servers;
@@ -30,19 +30,19 @@ export class ToolServers {
     this.show();
   }
 
-  /** Put what the conversation has into the boxes. */
+  /** Set the checkboxes from the conversation. */
   show() {
     this.#root.hidden = this.#servers.length === 0;
     this.#list.replaceChildren(...this.#servers.map((server) => this.#box(server)));
   }
 
-  /** What to add to a request. */
+  /** Return the parameters to add to a request. */
   request() {
     const { servers } = this.#conversation;
     return servers.length ? { mcp_servers: servers } : {};
   }
 
-  /** The server that runs a function, or undefined. */
+  /** Return the server that runs a function, or undefined. */
   serverOf(name) {
     const { servers } = this.#conversation;
     return this.#servers.find((server) => servers.includes(server.name) && server.tools.includes(name))?.name;
