@@ -28,7 +28,7 @@ if (page) {
   const tenant = new URL(page.dataset.batches, location.href).searchParams.get("tenant");
   askOnNews(page.dataset.batches, [["batches", tenant]], {
     data: ({ batches }) => {
-      const ended = batches.map(show).some(Boolean); // it has files, which a new page shows
+      const ended = batches.map(show).some(Boolean); // it now has files, which a reload shows
       if (ended) reload();
     },
     loggedOut: () => location.reload(),

@@ -11,7 +11,7 @@
       const value = localStorage.getItem(KEY);
       return ORDER.includes(value) ? value : "auto";
     } catch {
-      return "auto"; // storage is forbidden here: the choice lasts as long as the page
+      return "auto"; // storage is blocked: the choice only lasts until the page is left
     }
   }
 

@@ -14,7 +14,7 @@ if (root) {
   let asked = 0;
 
   const show = ({ at, step, seconds, tenants, whole }) => {
-    share.element.hidden = !whole; // no share without the sum
+    share.element.hidden = !whole; // no shares without the total
     const all = at.map((_, i) => tenants.reduce((sum, { tokens }) => sum + tokens[i], 0));
     share.show(at, step, tenants.map(({ name, tokens }, n) => ({
       name, tone: Math.min(n, 8), values: tokens.map((value, i) => (all[i] ? value / all[i] : null)),

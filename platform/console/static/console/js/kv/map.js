@@ -112,7 +112,7 @@ export class CellMap {
     context.fillStyle = flashes
       ? this.#colours.evicted
       : colourOf(this.#cells, cell, this.#by, this.#names, this.#colours, now);
-    // What is only kept is smaller than what is used: seen without colours, too.
+    // Blocks that are only cached are smaller than used ones, so that colour isn't the only sign.
     const inset = used || !this.#cells.cached[cell] || flashes ? 0 : Math.max(1, this.#side * 0.22);
     context.fillRect(x + inset, y + inset, inner - 2 * inset, inner - 2 * inset);
     if (this.#cells.refs[cell] > 1) {

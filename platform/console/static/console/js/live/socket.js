@@ -62,7 +62,7 @@ export class Socket {
   }
 
   #closed(socket, code) {
-    if (this.#socket !== socket) return; // another is open by now, and its pings go on
+    if (this.#socket !== socket) return; // it was replaced by a newer socket, whose pings continue
     clearInterval(this.#ping);
     this.#socket = null;
     this.#ended = ENDED.has(code);

@@ -10,7 +10,7 @@ export class Tabs {
   #socket = null;
   #own = [];
   #others = new Map(); // tab -> {keys, at}
-  #last = new Map(); // key -> the newest frame, for tabs that come later
+  #last = new Map(); // key -> the newest frame, for tabs opened later
 
   /** `makeSocket(handlers)` is called when this tab gets the lock. */
   constructor(reader, makeSocket, handlers) {

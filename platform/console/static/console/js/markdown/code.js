@@ -15,7 +15,7 @@ const ALIASES = {
   rs: "rust", ts: "typescript", tsx: "typescript", html: "xml", svg: "xml", yml: "yaml",
 }; // prettier-ignore
 const STILL_FOR = 250; // milliseconds without a change
-const MOST_CHARS = 50_000; // of a block that's coloured
+const MOST_CHARS = 50_000; // of a highlighted block
 
 export class CodeView {
   #text = document.createTextNode("");
@@ -60,7 +60,7 @@ export class CodeView {
 
   async #colour(source) {
     const found = await highlighted(nameOf(this.#language), source);
-    // A selection is worth more than colours: they come with the next page.
+    // Highlighting would discard the user's selection: wait for the next page load.
     const selected = !getSelection().isCollapsed && getSelection().containsNode(this.#code, true);
     if (source !== this.#source || selected || !found) return;
     this.#code.replaceChildren(...found);

@@ -37,7 +37,7 @@ export class MathView {
       katex.render(this.#tex, place, { ...OPTIONS, displayMode: this.#display });
       this.element.replaceChildren(...place.childNodes);
     } catch (error) {
-      this.element.classList.add("unread"); // no formula that KaTeX knows: its source stays
+      this.element.classList.add("unread"); // KaTeX can't parse it: keep the source
       if (!library) console.warn("Formulas can't be drawn:", error);
     }
   }

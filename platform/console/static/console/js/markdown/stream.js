@@ -16,8 +16,8 @@ const PAUSES = 3;
 export class MarkdownStream {
   #root;
   #text = "";
-  #start = 0; // where the last block begins in the text
-  #kept = 0; // children of the root that belong to what is before it
+  #start = 0; // offset of the last block in the text
+  #kept = 0; // children of the root that belong to earlier blocks
   #env = { references: Object.create(null) };
   #fresh = false;
   #newLine = false; // the last block may have ended
@@ -55,7 +55,7 @@ export class MarkdownStream {
       morph(this.#root, described(tokens), this.#kept);
       return;
     }
-    // Definitions hold for what stands before them, too.
+    // Link definitions also apply to the text before them.
     const env = { references: this.#env.references };
     morph(this.#root, described(parse(this.#text, env)));
   }

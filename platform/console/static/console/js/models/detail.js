@@ -31,7 +31,7 @@ function showReplica(sheet, replica) {
   put(part(sheet, "detail"), replica.detail);
   const bar = part(sheet, "bar");
   bar.hidden = replica.state !== "loading";
-  // Where no bytes are counted, the part of its layers is.
+  // Without a byte count, show the share of loaded layers.
   const { bytes_total: total, bytes_done: done, load_progress: layers } = replica;
   const share = total ? done / total : layers;
   bar.value = Math.round(100 * share);
@@ -99,5 +99,5 @@ for (const place of document.querySelectorAll("[data-log-of]")) {
     poll.now();
   };
   place.addEventListener("toggle", follow);
-  follow(); // it may have been opened before this script was there
+  follow(); // it may have been opened before this script was loaded
 }

@@ -25,7 +25,7 @@ function showModel(row, model) {
 let shown = "";
 
 function showVerdict(box, verdict) {
-  if (shown === JSON.stringify(verdict)) return; // screen readers say again what is written anew
+  if (shown === JSON.stringify(verdict)) return; // screen readers would announce an unchanged text again
   shown = JSON.stringify(verdict);
   const { text, tone, problems } = verdict;
   box.className = `notice verdict-line ${tone}`;

@@ -11,7 +11,7 @@ export class Rates {
   /** Add a replica's figures; returns its output tokens per second, or NaN while unknown. */
   take(replica) {
     if (replica.incarnation !== this.#incarnation) {
-      this.#incarnation = replica.incarnation; // it was restarted: its totals began anew
+      this.#incarnation = replica.incarnation; // it was restarted, which resets its totals
       this.#samples = [];
     }
     const last = this.#samples.at(-1);

@@ -140,7 +140,7 @@ export class Traffic {
   #showPools(at, step, pools) {
     const share = (name) => pools[name].map((value, i) => (pools.blocks[i] ? value / pools.blocks[i] : null));
     const active = share("active_blocks");
-    // Only operators are told what is cached.
+    // Only operators receive figures of the cache.
     const cached = pools.cached_blocks ? share("cached_blocks") : active.map(() => 0);
     this.#charts.queue.show(at, step, [
       { name: "running", tone: 3, values: pools.running },
@@ -173,7 +173,7 @@ function within(data, [start, end]) {
   const { length } = data.at;
   const first = data.at.findIndex((second) => second >= start);
   const last = data.at.findLastIndex((second) => second <= end);
-  if (first < 0 || last < first) return data; // that time is over
+  if (first < 0 || last < first) return data; // the zoomed range is no longer in the data
   const cut = (value) => {
     if (Array.isArray(value)) {
       const isSeries = value.length === length && !value.some((part) => part && typeof part === "object");

@@ -30,7 +30,7 @@ export class AnswerView {
     this.turn = turn;
     this.actions = actions;
     this.stream = null;
-    this.fenced = false; // drawn as code, for it begins as JSON does
+    this.fenced = false; // shown as code because it starts like JSON
     this.thinking = new ThinkingView(turn);
     this.calls = new CallsView(turn, () => actions.results());
     this.prose = el("div", { class: "prose", dir: "auto" });
@@ -81,7 +81,7 @@ export class AnswerView {
   #open() {
     this.thinking.end();
     const { text } = this.turn;
-    if (text.trim() === "") return; // nothing to tell by what it is
+    if (text.trim() === "") return; // the format isn't known yet
     this.fenced = text.trimStart().startsWith("{");
     this.stream = new MarkdownStream(this.prose);
     this.stream.write(this.fenced ? FENCE + text : text);
@@ -128,7 +128,7 @@ export class AnswerView {
     const waiting = streaming && turn.text === "" && !turn.reasoning && !turn.calls?.length;
     this.element.dataset.state = waiting ? "waiting" : (turn.state ?? "done");
     this.element.setAttribute("aria-busy", String(streaming));
-    this.copy.hidden = turn.text === ""; // an error alone is nothing to take along
+    this.copy.hidden = turn.text === ""; // an error without text has nothing to copy
     this.feedback.show();
     this.tokens.button.hidden = streaming || !turn.logprobs?.length;
     this.figures.replaceChildren(...figures(turn));

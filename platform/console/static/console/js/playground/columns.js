@@ -34,7 +34,7 @@ export class ModelColumns {
     while (this.pickers.length > Math.max(1, values.length)) this.#removeLast();
     while (this.pickers.length < Math.min(MAX_COLUMNS, values.length)) this.#append(values[this.pickers.length]);
     for (const [index, picker] of this.pickers.entries()) picker.value = values[index];
-    this.update(this.#models); // only now: a choice that is gone tells all values
+    this.update(this.#models); // only now: replacing a removed model reports all values
   }
 
   /** The chosen models that exist. */

@@ -84,7 +84,7 @@ export class Composer {
   }
 
   #key(event) {
-    // While an input method composes, Enter chooses a word.
+    // While an input method is composing, Enter selects a word.
     if (event.key === "Enter" && !event.shiftKey && !event.isComposing) {
       event.preventDefault();
       if (!this.#busy) this.#area.form.requestSubmit();

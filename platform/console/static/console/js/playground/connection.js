@@ -3,7 +3,7 @@
 import { el } from "../lib/dom.js";
 import { noticeAction } from "./errors.js";
 
-const SHOW_AFTER = 400; // a reconnection that is quicker than this isn't worth a word
+const SHOW_AFTER = 400; // faster reconnections aren't shown
 
 export class ConnectionLine {
   #slot;
@@ -44,7 +44,7 @@ export class ConnectionLine {
     if (this.#slot.dataset.state !== "waiting" || !this.#words?.isConnected) {
       this.#words = el("span", { "aria-hidden": "true" });
       const again = noticeAction("Try now", () => this.#socket.retryNow());
-      // The count is for the eye; the live region speaks once.
+      // The countdown is only visual; the live region announces once.
       const voice = el("span", { class: "visually-hidden" }, "Connection lost. Trying again.");
       this.#say("waiting", this.#words, again, voice);
     }

@@ -29,8 +29,8 @@ export class Conversation extends EventTarget {
   servers = []; // names of MCP servers whose tools are offered
   schema = "";
   settings = {};
-  saved = null; // {id, version, title, tenant, own, shared} of what the server keeps
-  onUnsaved = null; // told once when the storage takes no more
+  saved = null; // {id, version, title, tenant, own, shared} of the copy on the server
+  onUnsaved = null; // called once when the storage is full
 
   #key;
   #timer = null;
@@ -102,8 +102,8 @@ export class Conversation extends EventTarget {
   }
 
   /**
-   * What the model is given: the system prompt, and the turns before index `end` that say something.
-   * `column`: as the model in this column sees it.
+   * The messages for the model: the system prompt, and the turns with content before index `end`.
+   * `column`: whose model's answers to include.
    */
   messages(end, column = 0) {
     const messages = [];

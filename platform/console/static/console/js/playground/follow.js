@@ -23,17 +23,17 @@ export class Follower {
     sizes.observe(content);
     let touched = false;
     scroller.addEventListener("scroll", () => {
-      // On the way up, and in an event that `keep` caused, the end may still be near.
+      // While the user scrolls up, or in an event caused by `keep`, the end may still be near.
       const down = scroller.scrollTop > this.#last;
       this.#last = scroller.scrollTop;
       if (this.#distance() < NEAR) {
         if (down) this.#set(true);
       } else if (touched) this.#set(false);
     }, { passive: true });
-    // A wheel turned up means "let me read", even if the next token comes before it has moved far.
+    // Scrolling up with the wheel stops the following, even if the next token arrives before it has moved far.
     scroller.addEventListener("wheel", (event) => event.deltaY < 0 && this.#leave(), { passive: true });
     scroller.addEventListener("keydown", (event) => UP.has(event.key) && !event.target.matches("input, textarea") && this.#leave());
-    // A scroll bar that is dragged, and a finger.
+    // Dragging the scroll bar, and touch.
     scroller.addEventListener("pointerdown", () => (touched = true), { passive: true });
     for (const name of ["pointerup", "pointercancel"]) addEventListener(name, () => (touched = false), { passive: true });
     scroller.addEventListener("touchmove", () => this.#distance() >= NEAR && this.#leave(), { passive: true });

@@ -64,15 +64,15 @@ export class Generations {
   #frame(frame) {
     const generation = this.#running.get(frame.id);
     if (frame.type === "error" && !generation) {
-      // The server could not tell which request it was: then it was the last one, or none.
+      // The error has no request id: it belongs to the last request, if any.
       const last = [...this.#running.keys()].at(-1);
       if (frame.id == null && last) this.#end(last).failed(frame.error);
       else console.warn("An error for no request of this page:", frame.error);
       return;
     }
-    if (!generation) return; // late words of a request that was given up
+    if (!generation) return; // a late frame of a cancelled request
     generation.held.push(frame);
-    if (frame.more) return; // it counts once all that belongs together is here
+    if (frame.more) return; // wait for the remaining frames of the group
     for (const each of generation.held.splice(0)) this.#take(generation, each);
     if (!frame.at) return;
     generation.frame = { ...generation.frame, after: frame.at };

@@ -65,9 +65,9 @@ export class History {
     if (this.#folder.value) url.searchParams.set("folder", this.#folder.value);
     try {
       const { conversations, more, kept, folders } = await send("GET", url.pathname + url.search);
-      if (turn !== this.#asked) return; // an older question's answer
+      if (turn !== this.#asked) return; // the response to an older request
       this.#showFolders(folders);
-      // Who renames, shares or deletes a row while the list comes anew goes on in the same row.
+      // A row that the user is renaming, sharing or deleting is kept while the list is reloaded.
       const busy = new Map([...this.#list.querySelectorAll("[data-busy]")].map((item) => [item.dataset.id, item]));
       const rows = conversations.map((row) => busy.get(row.id) ?? this.#row(row));
       const focused = document.activeElement;
@@ -171,7 +171,7 @@ export class History {
     item.dataset.busy = "";
     await this.#change(row, { shared: !row.shared }, async (changed) => {
       Object.assign(row, changed);
-      const badge = item.querySelector("[data-shared]"); // none while the row asks for a new title
+      const badge = item.querySelector("[data-shared]"); // absent while the row is being renamed
       if (badge) badge.hidden = !row.shared;
       const link = `${location.origin}${ROOT}?conversation=${row.id}`;
       const copied = row.shared && (await copy(link));

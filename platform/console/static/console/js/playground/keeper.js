@@ -17,7 +17,7 @@ export class Keeper {
   #timer = null;
   #saving = false;
   #running = false;
-  #offIn = null; // a tenant that keeps none
+  #offIn = null; // a tenant that doesn't store conversations
 
   /** `tell(state, message)`: "saving", "kept", "off", "failed". */
   constructor(url, conversation, tenants, tell) {
@@ -49,7 +49,7 @@ export class Keeper {
     const running = this.#conversation.turns.some(isRunning);
     const hasEnded = this.#running && !running;
     this.#running = running;
-    if (hasEnded) this.#save(); // now: the tab may be closed for good
+    if (hasEnded) this.#save(); // immediately: the tab may be closed
     else this.#later();
   }
 
@@ -69,7 +69,7 @@ export class Keeper {
     const document = conversation.document();
     const text = JSON.stringify(document);
     const last = conversation.saved && this.#last?.id === conversation.saved.id ? this.#last : null;
-    // A colleague's is copied by whoever says something, not by who looks at it.
+    // A colleague's conversation is only copied when the user adds to it.
     if (last?.text === text || (last?.turns === document.turns.length && !conversation.saved.own)) return;
     this.#saving = true;
     const options = { keepalive: new Blob([text]).size < MAX_KEEPALIVE_BYTES };

@@ -12,7 +12,7 @@ export class LiveTranscript {
   #numOpen = 0; // turns whose text isn't complete
   #sentS = 0;
   #turnEndS = 0; // of the last turn
-  #speaking = null; // item of the turn that has begun
+  #speaking = null; // item of the turn in progress
   #isCleared = false;
   #resolve = null;
   #failure = "";
@@ -43,7 +43,7 @@ export class LiveTranscript {
   /** Wait for the text of all sound, and close. Returns why it isn't complete, or "". */
   async finish() {
     this.#send("input_audio_buffer.commit");
-    this.#send("input_audio_buffer.clear"); // its answer comes after that of the commit
+    this.#send("input_audio_buffer.clear"); // its confirmation arrives after that of the commit
     await new Promise((resolve) => {
       this.#resolve = resolve;
       if (this.#failure) resolve();

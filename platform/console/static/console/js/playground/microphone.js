@@ -28,7 +28,7 @@ export class Microphone {
       this.#pieces.push(data);
       onPiece(data, loudness(data));
     };
-    // What is above half of the rate would fold into speech.
+    // Frequencies above half of the sample rate would alias into speech.
     const filter = new BiquadFilterNode(this.#context, { type: "lowpass", frequency: RATE * 0.45 });
     this.#context.createMediaStreamSource(this.#stream).connect(filter).connect(recorder);
     await this.#context.resume();

@@ -17,7 +17,7 @@ export class Panel {
     button.addEventListener("click", () => this.toggle());
     dialog.querySelector("[data-close]").addEventListener("click", () => this.hide());
     dialog.addEventListener("close", () => this.#closed());
-    // A press on the dimmed page beside the panel closes it.
+    // Clicking the dimmed page next to the panel closes it.
     dialog.addEventListener("click", (event) => event.target === dialog && this.hide());
     this.#wide.addEventListener("change", () => this.#fit());
     if (this.#wide.matches && remembered(key) !== "closed") this.#showBeside();
@@ -76,7 +76,7 @@ function remembered(key) {
   try {
     return localStorage.getItem(key);
   } catch {
-    return null; // storage is forbidden here: the panel starts open
+    return null; // storage is blocked: the panel starts open
   }
 }
 

@@ -1,6 +1,6 @@
 /**
  * The model picker: a button that opens a listbox (the ARIA "select-only combobox"), because a
- * native select can't show how each model is.
+ * native select can't show the models' states.
  */
 
 import { el } from "../lib/dom.js";
@@ -40,7 +40,7 @@ export class Picker {
     button.addEventListener("click", () => (this.#open() ? this.#hide() : this.#show()));
     button.addEventListener("keydown", (event) => this.#key(event));
     button.addEventListener("blur", () => this.#hide());
-    // Pressing an option must not take the focus from the button before the click arrives.
+    // Pressing an option must not move the focus from the button before the click event.
     list.addEventListener("mousedown", (event) => event.preventDefault());
     list.addEventListener("click", (event) => {
       const option = event.target.closest("[role=option]");
@@ -81,7 +81,7 @@ export class Picker {
     const name = el("span", { class: "picker-name" }, model?.id ?? "No model");
     this.#button.replaceChildren(name, ...(model ? [stateBadge(model)] : []));
     this.#button.disabled = models.length === 0;
-    // Options stay when only states change: one that went while it was pressed would lose the click.
+    // Keep the options if only states change: replacing a pressed one would lose the click.
     const ids = models.map((each) => each.id).join("\n");
     if (this.#list.dataset.ids !== ids) {
       this.#list.dataset.ids = ids;

@@ -214,7 +214,7 @@ export class Playground {
       logprobs: (tokens) => (column.turn.logprobs ??= []).push(...tokens),
       done: (frame) => this.#end(running, column, running.stopped ? "stopped" : "done", frame, request),
       failed: (error) => {
-        // What can't be gone on with after a reload is as far as it came.
+        // An answer that can't be resumed after a reload keeps the text received.
         if (going && column.turn.going === going) this.#end(running, column, "stopped", null, request);
         else this.#end(running, column, "failed", null, request, error);
       },

@@ -75,7 +75,7 @@ export class Settings {
   }
 
   #changed(target) {
-    if (!target.dataset.kind) return; // a slider, which speaks through its field
+    if (!target.dataset.kind) return; // a slider, which acts through its field
     mark(target, problemOf(target));
     this.#followRange(target);
     const raw = {};
@@ -116,7 +116,7 @@ function parseStrings(text) {
 function problemOf(input) {
   const { kind } = input.dataset;
   if (kind === "strings") return problemOfStrings(input);
-  // What a number field can't read it reports as empty, and the badInput flag.
+  // A number field reports invalid input as empty, with the badInput flag.
   if (input.validity.badInput) return "This is not a number.";
   const text = input.value.trim();
   if (text === "") return "";

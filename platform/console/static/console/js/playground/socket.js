@@ -28,7 +28,7 @@ export class PlaygroundSocket extends EventTarget {
   #retry = null;
   #ping = null;
   #pong = null;
-  #refusal = null; // the server's last error that was about no request
+  #refusal = null; // the server's last error that belonged to no request
 
   constructor(path) {
     super();
@@ -93,7 +93,7 @@ export class PlaygroundSocket extends EventTarget {
   #sendPing() {
     this.send({ type: "ping" });
     clearTimeout(this.#pong);
-    // A connection that died without a word (a suspended laptop, a lost route) never closes itself.
+    // A dead connection (a suspended laptop, a lost route) may never be closed.
     this.#pong = setTimeout(() => this.#closed(this.#socket, { code: 1006 }), PONG_WITHIN);
   }
 
@@ -104,7 +104,7 @@ export class PlaygroundSocket extends EventTarget {
     clearTimeout(this.#pong);
     this.#socket = null;
     socket.close();
-    // Before it closes, the server may say why: a user without a tenant isn't just logged out.
+    // The server may send the reason before it closes, for example that the user has no tenant.
     this.reason = FINAL[code] ? (this.#refusal ?? FINAL[code]) : null;
     if (this.reason) this.#set("closed");
     else this.#waitAndRetry();
@@ -113,7 +113,7 @@ export class PlaygroundSocket extends EventTarget {
 
   #waitAndRetry() {
     const pause = Math.min(LONGEST_PAUSE, FIRST_PAUSE * 2 ** this.#failures);
-    const wait = pause * (0.5 + Math.random() / 2); // so that clients don't come back all at once
+    const wait = pause * (0.5 + Math.random() / 2); // jitter, so that clients don't reconnect all at once
     this.#failures += 1;
     this.retryAt = Date.now() + wait;
     this.#retry = setTimeout(() => this.connect(), wait);

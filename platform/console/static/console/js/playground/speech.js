@@ -115,7 +115,7 @@ file.addEventListener("change", () => {
 
 for (const type of ["dragover", "dragleave", "drop"]) {
   addEventListener(type, (event) => {
-    event.preventDefault(); // or the browser would open the file
+    event.preventDefault(); // otherwise the browser would open the file
     form.classList.toggle("over", type === "dragover");
     const [dropped] = event.dataTransfer.files;
     if (type === "drop" && dropped && !choose.disabled) transcribe(dropped);
@@ -155,7 +155,7 @@ record.addEventListener("click", async () => {
     return;
   }
   if (!recording) {
-    await microphone.stop(); // the text was refused while somebody was asked
+    await microphone.stop(); // the transcript was refused while the user was asked for permission
     return;
   }
   clear();
@@ -172,7 +172,7 @@ async function finish(problem) {
   if (!recording) return;
   const { microphone, transcript } = recording;
   recording = null;
-  if (problem) transcript.close(); // its lines would come among those of the file
+  if (problem) transcript.close(); // its lines would mix with those of the file
   const sound = await microphone.stop();
   stop.hidden = level.hidden = true;
   record.hidden = false;
@@ -202,7 +202,7 @@ byId("speech-subtitles").addEventListener("click", () => {
   URL.revokeObjectURL(url);
 });
 
-// The last tab lies outside of a narrow page.
+// On a narrow page the last tab is out of view.
 document.querySelector(".playground-tabs [aria-current]").scrollIntoView({ block: "nearest" });
 
 const url = new URL(ROOT + apiPath.slice(1), location.origin).href;

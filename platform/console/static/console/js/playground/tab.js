@@ -8,8 +8,8 @@ import { send, stream } from "./server.js";
 import { listModels } from "./tab_models.js";
 
 const VECTOR_VALUES = 6; // shown of each vector
-const MIN_RATED_TOKENS = 10; // fewer come in a message or two: a speed of them says nothing
-const MAX_COMPARED = 16; // texts with a column: the table grows with their number
+const MIN_RATED_TOKENS = 10; // fewer arrive in a message or two: their rate means nothing
+const MAX_COMPARED = 16; // texts with a column, because the table grows with their number
 
 const form = byId("run");
 const { kind, runUrl, apiPath } = form.dataset;

@@ -45,7 +45,7 @@ export class Tenants {
     this.#line.textContent = current && !several ? `Usage counts towards ${current}` : "";
     const shown = JSON.stringify(tenants);
     if (shown !== this.#shown) {
-      // An open list must not be built anew under the reader's eyes.
+      // Don't rebuild the list while it is open.
       this.#shown = shown;
       this.#select.replaceChildren(...tenants.map(({ id, name }) => el("option", { value: id }, name)));
     }
@@ -56,7 +56,7 @@ export class Tenants {
     try {
       return localStorage.getItem(this.#key) ?? "";
     } catch {
-      return ""; // storage is forbidden here: the server takes the first
+      return ""; // storage is blocked: the server uses the first tenant
     }
   }
 
