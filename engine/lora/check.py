@@ -1,12 +1,11 @@
-"""Checks an adapter against a model before any replica sees it, in a process of its own.
+"""Validates an adapter for a model in a separate process, before any replica loads it.
 
     python -m engine.lora.check --model FOLDER --adapter FOLDER [--probe] [--max-rank N]
 
-prints one JSON object, `CheckResult`, on standard output; with `--probe` also the verdict without
-it,
-on a line before that, as soon as it is known. It exits with 0 where the adapter is sound,
-with 1 where it isn't (`error` says why), and with 2 for wrong arguments. Weights are read as data
-alone: nothing in an adapter's folder is ever run.
+prints one JSON object, `CheckResult`, to standard output; with `--probe` also the result without
+it, on an earlier line, as soon as it is known. The exit status is 0 for a valid adapter, 1 for an
+invalid one (`error` says why), and 2 for wrong arguments. Weights are read as data only: no code
+in an adapter's folder is ever executed.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-# They stay: looking through them for garbage meanwhile takes a fifth of a short check.
+# These objects stay: scanning them for garbage takes a fifth of a short check.
 if __name__ == "__main__":
     gc.disable()
 
@@ -47,18 +46,18 @@ from engine.text.tokenizer_folder import tokenizer_folder
 
 @dataclass(slots=True, kw_only=True)
 class CheckResult:
-    """What was found.
+    """The result of a check.
 
     Attributes:
-        ok: the adapter can be served with this model.
-        error: why not: a `message` for people and the `param`, a field or a tensor, or null.
-        digest: sha256 of its content; what it is known by from now on.
-        rank: the largest of its modules.
-        target_modules: the last words of the names of the modules that it changes.
+        ok: whether the adapter can be served with this model.
+        error: why not: a `message` for people and the `param`, a field or a tensor; or null.
+        digest: sha256 of its content, which identifies it from now on.
+        rank: maximum rank of its modules.
+        target_modules: last components of the names of the modules that it changes.
         num_parameters, num_bytes: of its tensors.
-        vocab_size: tokens that its requests may hold, where it brings some; 0: the model's.
-        tokenizer: sha256 of the tokenizer that it brings; "" where the model's is used.
-        probe: what came of the parity probe; None where nobody asked for it.
+        vocab_size: vocabulary of its requests if it adds tokens; 0: the model's.
+        tokenizer: sha256 of its tokenizer; "" if it uses the model's.
+        probe: result of the parity probe; None without one.
     """
 
     ok: bool = False
@@ -81,11 +80,10 @@ def check_adapter(
     probe: bool = False,
     tell: Callable[[CheckResult], None] = lambda _: None,
 ) -> CheckResult:
-    """The verdict on an adapter's folder for a model (a folder, or a GGUF file).
+    """Check an adapter's folder for a model (a folder, or a GGUF file).
 
     `probe`: also run both, see `engine.lora.parity_probe`; an adapter that fails it isn't ok.
-    `tell` hears
-    the verdict before that.
+    `tell` is called with the result before that.
     """
     try:
         config = EngineConfig(model=model, skip_tokenizer_init=True, dtype="float32")
@@ -98,7 +96,7 @@ def check_adapter(
         result = None
         if probe:
             tell(_verdict(adapter, tokenizer, None))
-            if isinstance(loaded, VisionDecoder):  # of its text: no picture is probed
+            if isinstance(loaded, VisionDecoder):  # only the text model is probed
                 result = probe_adapter(adapter, source, loaded.full_spec, config)
             elif described is None:
                 result = probe_bridged(adapter, loaded, modules)
@@ -110,7 +108,7 @@ def check_adapter(
 
 
 def _tokenizer(folder: Path, model: str, source: Path) -> str:
-    """See `CheckResult.tokenizer`. Raises `ModelLoadError` for one that can't be used."""
+    """See `CheckResult.tokenizer`. Raises `ModelLoadError` for an unusable one."""
     if not tokenizer_files(folder):
         return ""
     config = EngineConfig(model=model)
@@ -137,10 +135,10 @@ def _verdict(adapter: LoRAAdapter, tokenizer: str, probe: ProbeResult | None) ->
 def _spec(
     config: EngineConfig, folder: Path
 ) -> tuple[DecoderSpec | EncoderSpec, dict[str, tuple[int, ...]]] | None:
-    """The model's description, and the tensors of its classifier's head if it has one; None for one
-    of the Transformers bridge.
+    """Return the model's description, and the tensors of its classifier's head if it has one; None
+    for a model of the Transformers bridge.
 
-    Raises `ModelLoadError` for what can't be read.
+    Raises `ModelLoadError` for a model that can't be read.
     """
     raw = read_config(folder)
     pooling = read_pooling_config(config, folder, raw)
@@ -153,15 +151,16 @@ def _spec(
         return decoder_spec(raw), {}
     except BadModelConfig:
         raise
-    except ModelLoadError:  # a setting that only `transformers` does
+    except ModelLoadError:  # supported by `transformers` only
         return None
 
 
 def _loaded(config: EngineConfig) -> Any:
-    """A model of the Transformers bridge, or with a vision tower, which has to be loaded to know
-    what is in it.
+    """Load a model of the Transformers bridge or with a vision tower, as only loading determines
+    its modules.
 
-    Raises `ModelLoadError` for what can't be read, `InvalidRequest` for a model without adapters.
+    Raises `ModelLoadError` for a model that can't be read, `InvalidRequest` for one that doesn't
+    support adapters.
     """
     model = load_model(config, kernels.get("cpu"), lambda done, total: None).model
     if not isinstance(model, VisionDecoder) and getattr(model, "adapted", None) is None:
@@ -178,7 +177,7 @@ def _print(verdict: CheckResult) -> None:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """The command; its exit status."""
+    """Run the command; return its exit status."""
     parser = argparse.ArgumentParser(
         prog="python -m engine.lora.check",
         description="Check a LoRA adapter against a model. Prints one JSON object.",

@@ -1,4 +1,4 @@
-"""`AdapterFetcher`: files of adapters that aren't on this machine yet, by a command."""
+"""`AdapterFetcher`: fetches files of adapters that aren't on this machine, by a command."""
 
 from __future__ import annotations
 
@@ -19,41 +19,41 @@ T = TypeVar("T")
 
 log = logging.getLogger(__name__)
 
-#: Seconds that the command may take, which downloads up to gigabytes.
+#: Maximum seconds for the command, which may download gigabytes.
 _TIMEOUT_S = 600.0
 
 
 class AdapterFetcher:
-    """Runs a command that brings an adapter here and prints its path. Any thread may call it.
+    """Runs a command that fetches an adapter and prints its path. Callable from any thread.
 
-    The command is a process of its own, so that neither its modules nor its download take memory
-    or Python's lock from steps.
+    The command is a separate process, so that neither its modules nor its download take memory or
+    the GIL from steps.
     """
 
     def __init__(self, command: Sequence[str]) -> None:
-        """`command`: its last argument will be a digest."""
+        """`command`: the command, to which a digest is appended."""
         self._command = tuple(command)
         self._paths: dict[str, Path] = {}
 
     def fetch(self, ref: AdapterRef) -> AdapterRef:
-        """The adapter with a path on this machine. Raises `InvalidRequest` where it has none."""
+        """Return the adapter with a local path. Raises `InvalidRequest` if it can't be fetched."""
         path = self._paths.get(ref.digest, Path(ref.path))
         if not _is_adapter(path):
             path = self._paths[ref.digest] = self._run(ref)
-        # The cache's trimming keeps what was used last.
-        with suppress(OSError):  # trimmed just now, or on a volume that is only read
+        # Trimming of the cache keeps what was used last.
+        with suppress(OSError):  # already trimmed, or on a read-only volume
             os.utime(path if path.is_dir() else path.parent)
         return msgspec.structs.replace(ref, path=str(path))
 
     def load(self, ref: AdapterRef, load: Callable[[AdapterRef], T]) -> T:
-        """`load` of the fetched adapter. Raises `InvalidRequest`, and what `load` raises."""
+        """Return `load` of the fetched adapter. Raises `InvalidRequest`, and what `load` raises."""
         local = self.fetch(ref)
         try:
             return load(local)
         except (InvalidRequest, OSError):
             if _is_adapter(Path(local.path)):
                 raise
-        # Another process trimmed the cache before it saw that the copy is used.
+        # Another process trimmed the cache before it noticed that the copy is in use.
         return load(self.fetch(ref))
 
     def _run(self, ref: AdapterRef) -> Path:

@@ -1,9 +1,9 @@
 """Adapters in one GGUF file, as llama.cpp's `convert_lora_to_gguf.py` writes them.
 
-A tensor has the name of the base's with `.lora_a` [rank, inputs] or `.lora_b` [outputs, rank]
-behind it, of experts with one dimension more; an embedding's `lora_a` is [vocabulary, rank]. Of
-Llama and its like the rows of queries and keys are in the order that GGUF has for the base. There
-is one alpha for all, and a file without one scales nothing.
+A tensor has the name of the base's with the suffix `.lora_a` [rank, inputs] or `.lora_b` [outputs,
+rank], for experts with another dimension; an embedding's `lora_a` is [vocabulary, rank]. For Llama
+and similar models the rows of queries and keys are in GGUF's order, as in the base. There is one
+alpha for all, and a file without one has scale 1.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ _SUPPORTED_KEYS = frozenset({"adapter.type", "adapter.lora.alpha", "adapter.lora
 def read_gguf_adapter(
     path: Path, digest: str, modules: TargetModules, max_rank: int | None = None
 ) -> LoRAAdapter:
-    """An adapter for the model of these modules, in host memory.
+    """Read an adapter for the model of these modules into host memory.
 
-    Raises `InvalidRequest`, which names the key or the tensor, for what isn't understood, doesn't
-    fit the model, or isn't a number.
+    Raises `InvalidRequest`, which names the key or the tensor, for unsupported content, tensors
+    that don't fit the model, and values that aren't finite.
     """
     try:
         file = MappedFile(path)
@@ -59,7 +59,7 @@ def read_gguf_adapter(
 
 
 def _check_metadata(header: Header) -> tuple[str, float]:
-    """The base's architecture, and alpha."""
+    """Return the base's architecture, and alpha."""
     values = header.metadata
     for key, expected in (("general.type", "adapter"), ("adapter.type", "lora")):
         if values.get(key) != expected:
@@ -84,14 +84,14 @@ def _refused(name: str, why: str) -> InvalidRequest:
 
 @dataclass(frozen=True, slots=True)
 class _Target:
-    """What a tensor of the base is.
+    """A tensor of the base.
 
     Attributes:
         modules: its name, or those of all experts.
-        rows, columns: of each.
-        heads: of queries and keys whose rows are in another order; 0: in the checkpoint's.
+        rows, columns: of each module.
+        heads: of queries and keys whose rows are reordered; 0: in the checkpoint's order.
         kind: "" for a linear layer, "experts", or "embedding".
-        is_table: it has a row for each token.
+        is_table: whether it has a row for each token.
     """
 
     modules: tuple[str, ...]
@@ -102,7 +102,7 @@ class _Target:
     is_table: bool = False
 
     def shapes(self, rank: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Of A and B."""
+        """Expected shapes of A and B."""
         if self.kind == "embedding":
             return (self.rows, rank), (self.columns, rank)
         a, b = (rank, self.columns), (self.rows, rank)
@@ -113,7 +113,7 @@ class _Target:
 
 
 class _Names:
-    """The model's modules by the names that GGUF has for their weights."""
+    """Return the model's modules by GGUF's names of their weights."""
 
     def __init__(self, modules: TargetModules, architecture: str) -> None:
         self._targets: dict[str, _Target] = {}
@@ -139,13 +139,13 @@ class _Names:
             self._targets[name] = _Target((module,), vocab, hidden, kind=kind, is_table=True)
 
     def find(self, name: str) -> _Target | None:
-        """The base's tensor of this name."""
+        """Return the base's tensor of this name."""
         return self._targets.get(name)
 
 
 @dataclass(frozen=True, slots=True)
 class _Pair:
-    """The two tensors that change one of the base's."""
+    """The pair of tensors that changes one of the base's."""
 
     target: _Target
     rank: int
@@ -153,7 +153,7 @@ class _Pair:
     b: TensorInfo
 
     def deltas(self, a: Tensor, b: Tensor, scale: float) -> Iterator[tuple[str, LoRALayer]]:
-        """By module."""
+        """Return the changes by module."""
         target = self.target
         if target.kind == "embedding":
             a = a.T.contiguous()
@@ -166,7 +166,7 @@ class _Pair:
 
 
 def _pairs(header: Header, names: _Names, max_rank: int | None) -> list[_Pair]:
-    """All pairs of a file, their shapes checked."""
+    """Return all pairs of a file after checking their shapes."""
     parts_by_base: dict[str, dict[str, TensorInfo]] = {}
     for name, info in header.tensors.items():
         base, _, part = name.rpartition(".")
@@ -195,7 +195,7 @@ def _pair(target: _Target | None, parts: dict[str, TensorInfo], max_rank: int | 
 
 
 def _read(file: MappedFile, info: TensorInfo) -> Tensor:
-    """A copy, in a float dtype."""
+    """Return a copy with a float dtype."""
     shape = (info.nbytes // _row_bytes(info), info.shape[-1])
     values = GGUFMatrix(file, info, shape, None).floats(slice(None)).clone().view(info.shape)
     if not bool(values.sum(dtype=torch.float64).isfinite()):

@@ -1,4 +1,4 @@
-"""What an adapter does to one linear layer, gathered from the modules that are fused in it."""
+"""`LayerDeltaBuilder`: an adapter's change of one linear layer, from the modules fused in it."""
 
 from __future__ import annotations
 
@@ -16,29 +16,30 @@ from engine.models.supports_lora import AdaptableLinear, LinearSizes
 from kernels import LinearLayer
 from kernels.lora import LoraSlice, LoraWeights
 
-if TYPE_CHECKING:  # with it comes `transformers`, which takes seconds
+if TYPE_CHECKING:  # imports `transformers`, which takes seconds
     from engine.transformers_backend.model import TransformersModel
 
-#: Rows of a weight that are looked at together.
+#: Number of rows of a weight processed at a time.
 _ROWS = 1024
 
-#: Models whose layers may have adapters.
+#: Models whose layers can have adapters.
 AdaptableModel: TypeAlias = "NativeDecoder | NativeEncoder | TransformersModel"
 
 
 class LayerDeltaBuilder:
-    """`LoraWeights` of one linear layer in the making.
+    """Builds `LoraWeights` of one linear layer.
 
     Attributes:
-        a: pieces [rank, K] that will lie over each other.
-        parts: columns of the layer from the first of each on: b, which rows of a it meets, scale.
+        a: matrices [rank, K], to be concatenated by rows.
+        parts: first column in the layer's output, b, first row of its a in the concatenated one,
+            and scale.
     """
 
     def __init__(self, model: AdaptableModel, layer: AdaptableLinear, has_bias: bool) -> None:
         self._model, self._layer, self._has_bias = model, layer, has_bias
         self.a: list[Tensor] = []
         self.parts: list[tuple[int, Tensor, int, float]] = []
-        #: Made where a part has something for them: most adapters are of matrices alone.
+        #: Created only if a part needs them: most adapters have only matrices.
         self._gain: Tensor | None = None
         self._shift: Tensor | None = None
         self._rank = 0
@@ -47,21 +48,21 @@ class LayerDeltaBuilder:
 
     @property
     def has_only_matrices(self) -> bool:
-        """Whether there are matrices alone."""
+        """Whether the change consists only of matrices."""
         return self._gain is None and bool(self.a)
 
     @property
     def sizes(self) -> tuple[int, int]:
-        """Inputs and outputs of the layer."""
+        """Input and output size of the layer."""
         return self._layer.row_size, self._layer.out_features
 
     @property
     def round_inputs(self) -> bool:
-        """Whether the layer's own weights may meet activations rounded to bf16."""
+        """Whether the layer's weights may be multiplied with activations rounded to bf16."""
         return isinstance(self._model, NativeDecoder) and self._model.round_inputs
 
     def add(self, first: int, rows: int, delta: LoRALayer, order: Tensor | None) -> None:
-        """A part's delta for the layer's rows [first, first + rows)."""
+        """Add a part's change, for the layer's rows [first, first + rows)."""
         chosen = slice(None) if order is None else order
         a, b = delta.a, delta.b
         if a is None or b is None:
@@ -71,16 +72,16 @@ class LayerDeltaBuilder:
         if not (delta.b_bias is None and delta.magnitude is None and delta.bias is None):
             self._change(slice(first, first + rows), delta, a, b, chosen)
         start = self._starts.get(id(a))
-        if start is None:  # gate and up of an expert have one between them
+        if start is None:  # gate and up of an expert share one
             start = self._starts[id(a)] = self._rank
             self.a.append(a)
             self._rank += len(a)
         self.parts.append((first, b, start, delta.scale))
 
     def select_rows(self, rows: Sequence[range]) -> None:
-        """Go on with these of the layer's rows alone, over each other; all others are dropped.
+        """Keep only these rows of the layer, concatenated.
 
-        Only of deltas that have nothing but matrices.
+        Only for changes that consist of matrices.
         """
         parts, self.parts, offset = self.parts, [], 0
         for local in rows:
@@ -94,7 +95,7 @@ class LayerDeltaBuilder:
     def _change(
         self, rows: slice, delta: LoRALayer, a: Tensor, b: Tensor, chosen: Tensor | slice
     ) -> None:
-        """What a part has beside its matrices, for these of the layer's rows."""
+        """Add a part's bias and magnitude for these rows of the layer."""
         if self._gain is None or self._shift is None:
             self._gain = torch.ones(self._layer.out_features)
             self._shift = torch.zeros(self._layer.out_features)
@@ -111,7 +112,7 @@ class LayerDeltaBuilder:
 
     @property
     def _base_layer(self) -> LinearLayer:
-        """The layer, for what depends on its weights."""
+        """The layer, for changes that depend on its weights."""
         if isinstance(self._layer, LinearSizes):
             raise InvalidRequest(
                 "DoRA and biases of experts and kv_b_proj aren't supported on this device.",
@@ -120,7 +121,7 @@ class LayerDeltaBuilder:
         return self._layer
 
     def _bias(self) -> Tensor:
-        """The layer's own bias: what it makes of nothing, which takes all of its weights."""
+        """Return the layer's bias: its output for a zero input, which needs no access to it."""
         if self._base_bias is None:
             self._base_bias = (
                 self._base_layer(zero_input(self._model, self._layer))[0].float().cpu()
@@ -130,7 +131,7 @@ class LayerDeltaBuilder:
         return self._base_bias
 
     def _lengths(self, first: int, a: Tensor, b: Tensor, delta: LoRALayer) -> Tensor:
-        """Of the rows of W + scale * B A."""
+        """Return the norms of the rows of W + scale * B A."""
         lengths = []
         for start in range(0, len(b), _ROWS):
             some = b[start : start + _ROWS].float()
@@ -141,7 +142,7 @@ class LayerDeltaBuilder:
         return torch.cat(lengths)
 
     def weights(self, dtype: torch.dtype | None) -> LoraWeights:
-        """All of it, in `dtype`, or in the one that they have in common."""
+        """Return the complete change in `dtype`, or in the common dtype of its matrices."""
         kinds = {tensor.dtype for tensor in (*self.a, *(part[1] for part in self.parts))
                  if tensor.numel()}  # fmt: skip
         weights_dtype = dtype or (kinds.pop() if len(kinds) == 1 else torch.float32)
@@ -164,9 +165,9 @@ class LayerDeltaBuilder:
 def dora_column_scale(
     model: AdaptableModel, delta: LoRALayer, table: Tensor | None
 ) -> Tensor | None:
-    """[hidden]: what DoRA multiplies each column of a changed embedding by; None without DoRA.
+    """Return [hidden]: DoRA's factor for each column of a changed embedding; None without DoRA.
 
-    `table`: the adapter's own in the place of the model's.
+    `table`: the adapter's table, if it replaces the model's.
     """
     if delta.magnitude is None or delta.a is None or delta.b is None:
         return None
@@ -179,14 +180,14 @@ def dora_column_scale(
 
 
 def _embedded(model: AdaptableModel, ids: Tensor) -> Tensor:
-    """Rows of the model's own embedding."""
+    """Return rows of the model's embedding."""
     ids = ids.to(model.ops.device)
     table = model.embedding
     return table[ids] if isinstance(table, Tensor) else table.rows(ids)
 
 
 def zero_input(model: AdaptableModel, layer: AdaptableLinear) -> Tensor:
-    """One row of zeros, as a layer of the model takes it."""
+    """Return one row of zeros as input for a layer of the model."""
     ops = model.ops
     dtype = ops.activation_dtype(model.weight_dtype)
     return torch.zeros(1, layer.in_features, dtype=dtype, device=ops.device)

@@ -1,4 +1,4 @@
-"""The head of an adapter with tokens of its own."""
+"""The output layer of an adapter that adds tokens."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from kernels import LinearLayer
 
 
 class LMHeadWithAddedTokens(LinearLayer):
-    """An output layer and what an adapter puts behind its tokens.
+    """An output layer followed by an adapter's rows.
 
-    Tokens for which neither has a row can be read, but never be chosen: their logits are -inf.
+    Tokens without a row in either can be in prompts but never be generated: their logits are -inf.
     """
 
     def __init__(self, first: LinearLayer, more: LinearLayer | None, out_features: int) -> None:
-        """`more`: rows behind those of `first`. `out_features`: of all tokens."""
+        """`more`: rows after those of `first`. `out_features`: number of all tokens."""
         self._first, self._more = first, more
         self.in_features, self.out_features = first.in_features, out_features
         self.nbytes = first.nbytes + (0 if more is None else more.nbytes)

@@ -1,4 +1,4 @@
-"""A checkpoint's weights with an adapter merged into them: what running it apart must amount to."""
+"""Merges an adapter into a checkpoint's weights: the reference for serving it unmerged."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from engine.models.layers.moe import Weights
 from engine.quantization.packing import DenseSource, WeightSource
 
 _BOTH = "An adapter with both lora_bias and DoRA can't be merged."
-#: The last words of the names of experts' tensors that hold all of a layer.
+#: Last components of the names of tensors that contain all experts of a layer.
 _PROJECTIONS = {
     "gate_up_proj": "up", "input_linear": "up", "down_proj": "down", "output_linear": "down",
 }  # fmt: skip
 
 
 def merged_spec(spec: DecoderSpec, adapter: LoRAAdapter) -> DecoderSpec:
-    """The spec of a merged model: its tables may differ, and each linear layer may have a bias."""
+    """Return a merged model's spec: its tables may differ, and linear layers may have biases."""
     return replace(
         spec,
         vocab_size=adapter.vocab_size or spec.vocab_size,
@@ -36,7 +36,7 @@ def merged_spec(spec: DecoderSpec, adapter: LoRAAdapter) -> DecoderSpec:
 
 
 class FloatWeights:
-    """A checkpoint in float32, rounded or not, with an adapter merged into it."""
+    """A checkpoint in float32, quantized or not, with an adapter merged into it."""
 
     def __init__(
         self, inner: Weights, spec: DecoderSpec, adapter: LoRAAdapter | None = None
@@ -47,11 +47,11 @@ class FloatWeights:
         self._tables = {f"{names.embedding}.weight": "embedding", f"{names.lm_head}.weight": "head"}
 
     def __contains__(self, name: str) -> bool:
-        # Merged, the output layer of a model whose embedding is tied to it is another table.
+        # After merging, an output layer that was tied to the embedding may differ from it.
         return name in self._inner or bool(self._adapter.digest and self._table(name))
 
     def get(self, name: str, shape: tuple[int, ...]) -> Tensor:
-        """See `Weights.get`. Raises `InvalidRequest` for what can't be merged."""
+        """See `Weights.get`. Raises `InvalidRequest` for changes that can't be merged."""
         delta = self._delta(name.rpartition(".")[0])
         if name.endswith(".bias"):
             return self._bias(name, shape, delta)
@@ -81,7 +81,7 @@ class FloatWeights:
         return None if target is None else self._adapter.modules.get(target)
 
     def _stack(self, name: str) -> tuple[ExpertStack, str] | None:
-        """The experts whose weights this tensor is, and of which projection."""
+        """Return the experts that this tensor contains, and their projection."""
         module, _, last = name.removesuffix(".weight").rpartition(".")
         projection = _PROJECTIONS.get(last)
         target = self._modules.resolve(f"{module}.{last}") or self._modules.resolve(module)
@@ -89,7 +89,7 @@ class FloatWeights:
         return None if stack is None or projection is None else (stack, projection)
 
     def _merged_stack(self, weight: Tensor, stack: ExpertStack, projection: str) -> Tensor:
-        """[experts, outputs, inputs], or the other way around in an interleaved stack."""
+        """Return [experts, outputs, inputs], with the last two swapped in an interleaved stack."""
         flipped = stack.moe.layout == "interleaved"
         merged = (weight.mT if flipped else weight).float().clone()
         for expert in range(stack.moe.num_experts):
@@ -100,7 +100,7 @@ class FloatWeights:
         return merged.mT.contiguous() if flipped else merged
 
     def _table(self, name: str) -> str:
-        """Which table this is, "" for another tensor; checkpoints may leave out a prefix."""
+        """Return which table this is, "" for another tensor; names may lack a prefix."""
         prefix = self._spec.names.optional_prefix
         return self._tables.get(name) or self._tables.get(prefix + name, "")
 
@@ -124,7 +124,7 @@ class FloatWeights:
 
 
 def merged_weight(weight: Tensor, delta: LoRALayer) -> Tensor:
-    """W + scale * B A, and with DoRA rows of the lengths that it says."""
+    """Return W + scale * B A; with DoRA its rows have the adapter's norms."""
     if delta.a is None or delta.b is None:
         return weight
     merged = weight + delta.scale * (delta.b.float() @ delta.a.float())
@@ -134,7 +134,7 @@ def merged_weight(weight: Tensor, delta: LoRALayer) -> Tensor:
 
 
 def _adapter_table(table: Tensor, adapter: LoRAAdapter, which: str) -> Tensor:
-    """A table, or the adapter's own, with its own rows of single tokens."""
+    """Return the merged table: the model's or the adapter's, with replaced rows."""
     table = adapter.tables.get(which, table).float()
     if which not in adapter.tokens:
         return table
@@ -144,13 +144,13 @@ def _adapter_table(table: Tensor, adapter: LoRAAdapter, which: str) -> Tensor:
 
 
 def merged_head(table: Tensor, adapter: LoRAAdapter) -> Tensor:
-    """An output layer's weight, float32 [tokens, hidden], with an adapter merged into it."""
+    """Return an output layer's weight, float32 [tokens, hidden], with an adapter merged into it."""
     table, delta = _adapter_table(table, adapter, "head"), adapter.head
     return table if delta is None else merged_weight(table, delta)
 
 
 def merged_embedding(table: Tensor, adapter: LoRAAdapter) -> Tensor:
-    """The same of an embedding."""
+    """Return an embedding's weight, float32 [tokens, hidden], with an adapter merged into it."""
     table, delta = _adapter_table(table, adapter, "embedding"), adapter.embedding
     if delta is None or delta.a is None or delta.b is None:
         return table
@@ -163,9 +163,9 @@ def merged_embedding(table: Tensor, adapter: LoRAAdapter) -> Tensor:
 def merged_dense(
     tensors: Mapping[str, Tensor], changes: Mapping[str, LoRALayer]
 ) -> dict[str, Tensor]:
-    """The tensors of a classifier's linear layers with an adapter merged into them.
+    """Return the tensors of a classifier's linear layers with an adapter merged into them.
 
-    Raises `InvalidRequest` for what can't be merged.
+    Raises `InvalidRequest` for changes that can't be merged.
     """
     merged = {}
     for name, delta in changes.items():
@@ -180,7 +180,7 @@ def merged_dense(
 
 
 def added_bias(base_bias: Tensor, delta: LoRALayer) -> Tensor:
-    """A bias, or the adapter's own, and what that adds to it."""
+    """Return the merged bias: the model's or the adapter's, plus the scaled bias of B."""
     bias = base_bias.float() if delta.bias is None else delta.bias.float()
     if delta.b_bias is None:
         return bias

@@ -1,4 +1,4 @@
-"""From an adapter's matrices to what a model's kernels run."""
+"""Packs an adapter's matrices into the format that a model's kernels run."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ if TYPE_CHECKING:
     from engine.transformers_backend.model import TransformersModel
 
 
-#: The slot of what makes each head's keys and values of latents.
+#: The slot of the layer that computes each head's keys and values from latents.
 LATENT_HEADS = "latent_heads"
-#: Linear layers that ranks can have adapters of.
+#: Linear layers that support adapters in tensor parallelism.
 _SHARDED_SLOTS = ("qkv", "o", "up", "down")
 
 
 class TransformersModules(TargetModules):
-    """The modules of a model of `transformers`, all in one layer, each a slot of its name."""
+    """The modules of a model of `transformers`, as one layer whose slots are module names."""
 
     takes_gguf = False
 
@@ -71,7 +71,7 @@ class TransformersModules(TargetModules):
         ]
 
     def resolve(self, name: str) -> str | None:
-        """See `TargetModules.resolve`: names are those of `transformers`, as PEFT has them."""
+        """See `TargetModules.resolve`: names are those of `transformers`, as in PEFT."""
         is_target = name in self._targets or name in {self.embedding, self.head} - {""}
         return name if is_target else None
 
@@ -80,7 +80,7 @@ class TransformersModules(TargetModules):
         return self._targets.get(name)
 
     def dense(self, name: str) -> tuple[int, int] | None:
-        """See `TargetModules.dense`: there is no classifier's head."""
+        """See `TargetModules.dense`: None, since there is no classifier's head."""
         return None
 
     def is_unused(self, name: str) -> bool:
@@ -88,12 +88,12 @@ class TransformersModules(TargetModules):
         return False
 
     def stack(self, name: str) -> None:
-        """See `TargetModules.stack`: experts that are one tensor can't have adapters here."""
+        """See `TargetModules.stack`: None; experts in one tensor don't support adapters here."""
         return
 
 
 def modules_of(model: AdaptableModel, heads: ClassifierHeadFactory | None = None) -> TargetModules:
-    """The modules of a model; `heads`: of a classifier."""
+    """Return the modules of a model; `heads`: creates classifier heads."""
     if isinstance(model, NativeDecoder | NativeEncoder):
         vision = model.encoder.linears if isinstance(model, VisionDecoder) else None
         return TargetModules(_full_spec(model), None if heads is None else heads.shapes, vision)
@@ -117,12 +117,12 @@ def pack_adapter(
     heads: ClassifierHeadFactory | None = None,
     modules: TargetModules | None = None,
 ) -> AdapterWeights:
-    """An adapter for a model, on its device, in `dtype` (None: as its file keeps it).
+    """Pack an adapter for a model, on its device, in `dtype` (None: that of its file).
 
-    `heads` makes a classifier's head for adapters that bring one. `modules`: the model's, where
-    they are at hand.
+    `heads` creates a classifier's head for adapters that replace it. `modules`: the model's, if
+    already known.
 
-    Raises `InvalidRequest` for what is understood, but not done for this model.
+    Raises `InvalidRequest` for changes that are valid but not supported for this model.
     """
     native = isinstance(model, NativeDecoder)
     if adapter.vocab_size and not native:
@@ -160,24 +160,24 @@ def pack_adapter(
 
 
 def has_only_matrices(adapter: LoRAAdapter) -> bool:
-    """Whether only linear layers are changed, the output layer not among them."""
+    """Whether the adapter changes linear layers only, and not the output layer."""
     other_parts = (adapter.tables, adapter.tokens, adapter.classifier, adapter.dense)
     ends = (adapter.embedding, adapter.head)
     return bool(adapter.modules) and not any(other_parts) and all(end is None for end in ends)
 
 
 def _shard_of(model: AdaptableModel) -> ModelShard | None:
-    """A rank's share of the model; None: all of it is here."""
+    """Return a rank's share of the model; None without tensor parallelism."""
     return model.shard if isinstance(model, NativeDecoder) else None
 
 
 def _full_spec(model: AdaptableModel) -> Any:
-    """The model that adapters are of, of which this rank may have a part."""
+    """Return the complete model's spec, of which this rank may have a part."""
     return model.full_spec if isinstance(model, NativeDecoder) else model.spec
 
 
 def _check_shardable(adapter: LoRAAdapter, shard: ModelShard) -> None:
-    """Raise `InvalidRequest` for what would need other ranks' weights while it is packed."""
+    """Raise `InvalidRequest` for changes whose packing would need other ranks' weights."""
     if not has_only_matrices(adapter):
         raise _shard_error(shard, "that change the embedding or the output layer")
     for delta in adapter.modules.values():
@@ -195,14 +195,14 @@ def _shard_error(shard: ModelShard, what: str) -> InvalidRequest:
 
 
 def _has_head_bias(model: NativeDecoder | TransformersModel) -> bool:
-    """Whether the output layer has one."""
+    """Whether the output layer has a bias."""
     if isinstance(model, NativeDecoder):
         return model.spec.lm_head_bias
     return model.adapted.output in model.adapted.biased
 
 
 class AdapterPacker:
-    """Packs the parts of one adapter."""
+    """Packs the changes of one adapter."""
 
     def __init__(
         self,
@@ -213,22 +213,22 @@ class AdapterPacker:
     ) -> None:
         self._adapter, self._model, self._dtype = adapter, model, dtype
         self.modules = modules
-        #: The model's number of this rank's first layer, and how many it has.
+        #: Index of this rank's first layer in the model, and number of its layers.
         self._first_layer, self.num_layers = 0, len(modules.layers)
         if isinstance(model, NativeDecoder):
             self._first_layer, self.num_layers = model.first_layer, model.spec.num_layers
         self.num_bytes = 0
-        #: What slots have of the embedding and the output layer.
+        #: Packed changes of the embedding and the output layer, by slot.
         self.ends: dict[str, PackedLora] = {}
 
     def layer(self, index: int) -> Iterator[tuple[str, PackedLora]]:
-        """What the adapter changes in one layer."""
+        """Yield slots and packed changes of one layer."""
         for slot, parts in self.parts(index):
             pack = self._pack_latent_heads if slot == LATENT_HEADS else self._pack
             yield slot, pack(parts)
 
     def vision(self) -> Iterator[tuple[str, PackedLora]]:
-        """What the adapter changes in a vision tower and its connector."""
+        """Yield slots and packed changes of a vision tower and its connector."""
         if self.modules.vision is None or not isinstance(self._model, VisionDecoder):
             return
         for slot, linear in self.modules.layers[self.modules.vision].items():
@@ -243,7 +243,7 @@ class AdapterPacker:
             yield slot, self._pack(self._fused(linear, self._model.encoder.layers[slot], deltas))
 
     def parts(self, index: int) -> Iterator[tuple[str, LayerDeltaBuilder]]:
-        """The same before it is packed."""
+        """Yield slots and changes of one layer before packing."""
         layers = self._model.lora_linears(index)
         for slot, linear in self.modules.layers[self._first_layer + index].items():
             deltas = [self._adapter.modules.get(part.name) for part in linear.parts]
@@ -259,7 +259,7 @@ class AdapterPacker:
                 yield slot, parts
 
     def _local_rows(self, index: int, slot: str) -> list[range] | None:
-        """This rank's rows of a linear layer; None: it gives all of them."""
+        """Return this rank's rows of a linear layer; None: all rows."""
         shard, linears = _shard_of(self._model), self.modules.layers[self._first_layer + index]
         if shard is None:
             return None
@@ -275,7 +275,7 @@ class AdapterPacker:
     def _fused(
         self, linear: FusedLinear, layer: AdaptableLinear, deltas: list[LoRALayer | None]
     ) -> LayerDeltaBuilder:
-        """The parts of one linear layer, over each other as its weights are."""
+        """Return the change of one linear layer, with parts concatenated like its weights."""
         parts = LayerDeltaBuilder(self._model, layer, linear.bias)
         orders = self._row_orders(linear)
         first = 0
@@ -287,7 +287,7 @@ class AdapterPacker:
         return parts
 
     def _row_orders(self, linear: FusedLinear) -> list[Tensor | None]:
-        """Which of a checkpoint's rows each part's are, where that isn't its own order."""
+        """Return the order of each part's rows in the checkpoint; None where it is unchanged."""
         spec = _full_spec(self._model)
         if not isinstance(spec, DecoderSpec):
             return [None] * len(linear.parts)
@@ -317,7 +317,7 @@ class AdapterPacker:
         return packed
 
     def classifier(self, heads: ClassifierHeadFactory | None) -> Transform | None:
-        """The head that the adapter brings."""
+        """Return the classifier's head that the adapter replaces."""
         tensors, dense = self._adapter.classifier, self._adapter.dense
         if heads is None or not (tensors or dense):
             return None
@@ -326,7 +326,7 @@ class AdapterPacker:
         return heads.with_tensors(tensors)
 
     def embedding(self) -> EmbeddingLora | None:
-        """What the adapter does to the embedding."""
+        """Pack the change of the embedding."""
         delta, table = self._adapter.embedding, self._adapter.tables.get("embedding")
         some = self._adapter.tokens.get("embedding")
         if delta is None or (delta.a is None and table is None and some is None):
@@ -348,7 +348,7 @@ class AdapterPacker:
         if delta.a is None or delta.b is None:
             return EmbeddingLora(table=device_table, tokens=tokens)
         rank = delta.rank
-        # Each token's row of A^T is what B meets: the product before it is by the identity.
+        # B's input is a row of A^T per token: the product with A becomes an identity.
         inner = self._to_device(delta.a.T.contiguous())
         weights = LoraWeights(
             a=torch.eye(rank, dtype=delta.b.dtype),
@@ -361,7 +361,7 @@ class AdapterPacker:
         return EmbeddingLora(table=device_table, tokens=tokens, inner=inner, outer=outer)
 
     def head(self) -> HeadLora | None:
-        """What the adapter does to the output layer."""
+        """Pack the change of the output layer."""
         delta, table = self._adapter.head, self._adapter.tables.get("head")
         vocab_size = self._adapter.vocab_size
         if delta is None and not vocab_size:
@@ -404,7 +404,7 @@ class AdapterPacker:
         some: tuple[Tensor, Tensor] | None,
         vocab_size: int,
     ) -> tuple[LinearLayer, tuple[Tensor, Tensor] | None]:
-        """An output layer of all tokens, and the rows of single ones that are left.
+        """Return an output layer for all tokens, and the remaining rows of single tokens.
 
         `layer`: the adapter's table; `some`: its rows of single tokens; `vocab_size`: all tokens.
         """
@@ -423,13 +423,13 @@ class AdapterPacker:
     def _table(
         self, model: NativeDecoder | TransformersModel, rows: Tensor, ids: Tensor | None
     ) -> LinearLayer:
-        """An output layer of these rows; `ids`: whose they are, None: everybody's."""
+        """Return an output layer with these rows; `ids`: their tokens, None: all tokens."""
         bias = None
         if _has_head_bias(model):
             bias = model.lm_head(zero_input(model, model.lm_head))[0]
             if ids is not None:
                 bias = bias[ids]
-            elif len(rows) != len(bias):  # the adapter's own stands in its place
+            elif len(rows) != len(bias):  # the adapter's bias replaces the model's
                 missing = len(rows) - len(bias)
                 bias = torch.nn.functional.pad(bias, (0, missing))
         layer = model.ops.PackedLinear(rows.to(model.weight_dtype).contiguous(), bias)

@@ -1,8 +1,9 @@
-"""`PackingTemplates`: adapters whose files are laid out alike are packed alike.
+"""`PackingTemplates`: fast loading of adapters whose files have the same layout.
 
-A trainer writes all its adapters of a model with one configuration and one header: what is checked
-of them, and where each number goes, is found out once. Of the next one the files are read once,
-hashed and looked through for what is no number, and its numbers moved to where kernels want them.
+A trainer writes all adapters of a model with the same configuration and header. So their validation
+and the destination of each value are determined once per layout. Loading another adapter means
+reading its files once, hashing them, checking that values are finite, and copying these to where
+kernels need them.
 """
 
 from __future__ import annotations
@@ -36,10 +37,10 @@ from engine.models.decoder_spec import DecoderSpec
 from engine.models.lora import AdapterWeights
 from kernels.lora import LoraLayout, LoraSliceLayout, LoraTemplate, PackedLora
 
-#: Layouts that are remembered, and bytes of a header or configuration of one.
+#: Maximum number of cached layouts, and maximum bytes of a header or configuration.
 _MAX_LAYOUTS, _MAX_BYTES = 16, 1 << 22
-#: The largest file that a thread keeps its memory for: the system takes as long to hand out fresh
-#: memory as to read a file into it.
+#: Maximum file size for which a thread reuses its buffer: allocating new memory takes as long as
+#: reading a file into it.
 _MAX_SCRATCH_BYTES = 32 << 20
 _scratch = threading.local()
 
@@ -49,10 +50,10 @@ class _Template:
     """What adapters of one layout have in common.
 
     Attributes:
-        rank: the largest of their modules.
-        dtype: of all their numbers.
+        rank: maximum rank of their modules.
+        dtype: dtype of all values.
         sizes: bytes of their two files.
-        slots: layer and slot of each thing that `fill` packs.
+        slots: layer and slot of each item that `fill` packs.
     """
 
     rank: int
@@ -64,13 +65,13 @@ class _Template:
 
 @dataclass(frozen=True, slots=True)
 class _Files:
-    """An adapter's two files as they were read, once, and those of its tokenizer.
+    """An adapter's two files, read once, and those of its tokenizer.
 
-    Good until the thread that read them reads others.
+    Valid until the thread that read them reads other files.
 
     Attributes:
-        start: where the weights' numbers begin.
-        tokenizer: names and contents of what it brings of one, for the digest.
+        start: offset of the weights' values.
+        tokenizer: names and contents of its tokenizer's files, for the digest.
     """
 
     config: bytes
@@ -80,7 +81,7 @@ class _Files:
 
     @property
     def sizes(self) -> tuple[int, int]:
-        """Bytes of each."""
+        """Bytes of each file."""
         return len(self.config), len(self.weights)
 
     @property
@@ -98,30 +99,30 @@ class _Files:
 
     @property
     def layout(self) -> bytes:
-        """All but the numbers, as a digest."""
+        """Digest of everything except the values."""
         sizes = f"{len(self.config)} {len(self.weights)}\0".encode()
         return hashlib.sha256(sizes + self.config + self.weights[: self.start]).digest()
 
     def values(self, dtype: torch.dtype) -> Tensor:
-        """All numbers, a view."""
+        """Return all values as a view."""
         return torch.frombuffer(self.weights, dtype=dtype, offset=self.start)
 
 
 class PackingTemplates:
-    """The layouts of adapters of one model. Any thread may call it."""
+    """The layouts of one model's adapters. Thread-safe."""
 
     def __init__(self) -> None:
         self._templates: OrderedDict[bytes, _Template] = OrderedDict()
         self._lock = threading.Lock()
 
     def clear(self) -> None:
-        """Forget all: there is another model."""
+        """Forget all layouts, since the model has changed."""
         with self._lock:
             self._templates.clear()
 
     def load(self, ref: AdapterRef, model: AdaptableModel) -> tuple[AdapterWeights, int] | None:
-        """An adapter of a known layout, and its rank; None: it must be read as a whole, by which
-        what is wrong with it is found too.
+        """Load an adapter of a known layout; return it with its rank. None: it must be read
+        completely, which also reports what is wrong with it.
         """
         with self._lock:
             sizes = {template.sizes for template in self._templates.values()}
@@ -162,9 +163,9 @@ class PackingTemplates:
         weights_dtype: torch.dtype | None,
         modules: TargetModules,
     ) -> None:
-        """Remember the layout of an adapter that was read from `path`, where others may have it.
+        """Cache the layout of an adapter that was read from `path`, if other adapters may have it.
 
-        `weights_dtype`: what weights are kept in, None: as they are.
+        `weights_dtype`: dtype in which weights are stored, None: that of the file.
         """
         is_unsupported = (
             model.lora_slots is not None
@@ -181,7 +182,7 @@ class PackingTemplates:
         slots, plans = [], []
         for layer in range(model.spec.num_layers):
             for slot, parts in packer.parts(layer):
-                # Its matrices are turned around and packed by head.
+                # Its matrices are transposed and packed by head.
                 plan = None if slot == LATENT_HEADS else _plan_copy(parts, files)
                 if plan is None:
                     return
@@ -197,18 +198,18 @@ class PackingTemplates:
 
 
 def _states(path: Path) -> FileFingerprints | None:
-    """None where the files can't be looked at."""
+    """Return fingerprints of the files; None if they can't be accessed."""
     try:
         return file_fingerprints(path)
     except OSError:
-        return None  # what is wrong is told by who reads it as a whole
+        return None  # reading the adapter completely reports the error
 
 
 def _digest_of(path: Path, states: FileFingerprints, files: _Files) -> str:
-    """Of files that were read behind `states`.
+    """Return the digest of files that were read after `states` was taken.
 
-    What this process has hashed isn't hashed again while nothing was written: that takes most of a
-    load.
+    A digest that this process has computed is reused while the files are unchanged: hashing takes
+    most of a load.
     """
     cached = digest_cache.get_cached(path, states)
     if cached is not None and _states(path) == states:
@@ -221,7 +222,7 @@ def _digest_of(path: Path, states: FileFingerprints, files: _Files) -> str:
 
 
 def _plan_copy(parts: LayerDeltaBuilder, files: _Files) -> LoraLayout | None:
-    """Where a layer's numbers are in the file; None where they aren't taken as they are there."""
+    """Return where a layer's values are in the file; None if they aren't copied unchanged."""
     a = [_offset_in_file(matrix, files) for matrix in parts.a]
     b = [_offset_in_file(part[1], files) for part in parts.parts]
     if not parts.has_only_matrices or None in a or None in b:
@@ -240,7 +241,7 @@ def _plan_copy(parts: LayerDeltaBuilder, files: _Files) -> LoraLayout | None:
 
 
 def _offset_in_file(tensor: Tensor, files: _Files) -> int | None:
-    """Which number of the file a tensor begins with, that is a view of its bytes."""
+    """Return the index in the file of the first value of a tensor that is a view of it, or None."""
     of_file = tensor.untyped_storage().nbytes() == len(files.weights)
     if not of_file or files.start % tensor.itemsize or not tensor.is_contiguous():
         return None
@@ -248,7 +249,7 @@ def _offset_in_file(tensor: Tensor, files: _Files) -> int | None:
 
 
 def _scratch_bytes(count: int) -> memoryview:
-    """Memory of so many bytes, the calling thread's own where it's of a usual size."""
+    """Return a buffer of this size, which the thread reuses unless it is unusually large."""
     if count > _MAX_SCRATCH_BYTES:
         return memoryview(bytearray(count))
     buffer: bytearray | None = getattr(_scratch, "buffer", None)
@@ -258,7 +259,7 @@ def _scratch_bytes(count: int) -> memoryview:
 
 
 def _read(folder: Path, sizes: Collection[tuple[int, int]] | None = None) -> _Files | None:
-    """The files; None where they are of another kind, or none. Files of other sizes than
+    """Read the files; None if they are missing or of another kind. Files of sizes that are not in
     `sizes` aren't read.
     """
     try:
@@ -276,7 +277,7 @@ def _read(folder: Path, sizes: Collection[tuple[int, int]] | None = None) -> _Fi
                 return None
         tokenizer = [(file.name, file.read_bytes()) for file in tokenizer_files(folder)]
     except OSError:
-        return None  # what is wrong is told by who reads it as a whole
+        return None  # reading the adapter completely reports the error
     start = 8 + int.from_bytes(weights[:8], "little")
     if not 8 < start <= min(_MAX_BYTES, len(weights) - 1):
         return None

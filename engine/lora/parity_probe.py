@@ -1,4 +1,4 @@
-"""The parity probe: an adapter beside its model says what the two say merged."""
+"""The parity probe: compares a model with an unmerged adapter to one with the adapter merged."""
 
 from __future__ import annotations
 
@@ -37,18 +37,18 @@ if TYPE_CHECKING:
 
 
 _PROMPTS, LENGTH, BLOCK = 4, 24, 16
-#: Of the largest logit: what sums in another order may differ by, many times over.
+#: Maximum difference relative to the largest logit: many times what summation order can cause.
 _TOLERANCE = 1e-3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProbeResult:
-    """What came of it.
+    """The probe's result.
 
     Attributes:
-        prompts: how many were tried.
-        max_difference: the largest between any two logits, in parts of the largest logit.
-        passed: whether that is what rounding explains.
+        prompts: number of prompts.
+        max_difference: largest difference of two logits, relative to the largest logit.
+        passed: whether rounding explains that difference.
     """
 
     prompts: int
@@ -59,10 +59,10 @@ class ProbeResult:
 def probe_adapter(
     adapter: LoRAAdapter, folder: Path, spec: DecoderSpec | EncoderSpec, config: EngineConfig
 ) -> ProbeResult:
-    """Compare logits of random prompts, in float32; of an encoder its hidden states.
+    """Compare logits of random prompts in float32; for an encoder its hidden states.
 
-    The model is held twice, one after the other. A classifier's head isn't compared: the adapter
-    brings it whole.
+    The model is loaded twice, one copy after the other. A classifier's head isn't compared, since
+    the adapter replaces it completely.
 
     Raises `ModelLoadError` for a model that can't be read.
     """
@@ -76,7 +76,7 @@ def probe_adapter(
 
 
 def compare_logits(apart: list[Tensor], merged: list[Tensor]) -> ProbeResult:
-    """What came of logits with the adapter apart and merged."""
+    """Compare logits with the adapter unmerged and merged."""
     largest = max(float(logits.abs().max()) for logits in merged)
     difference = max(
         # Tokens without a row of the output layer have no logits.
@@ -96,7 +96,7 @@ def _logits(
     merged: LoRAAdapter | None,
     apart: LoRAAdapter | None,
 ) -> list[Tensor]:
-    """Float32 [tokens, vocabulary] of each prompt, with the adapter merged, or apart."""
+    """Return float32 [tokens, vocabulary] of each prompt, with the adapter merged or unmerged."""
     ops = kernels.get("cpu", use_compiled=config.cpu_kernels)
     weights = FloatWeights(open_weights(folder, config, ops.device), spec, merged)
     model_spec = spec if merged is None else merged_spec(spec, merged)
@@ -115,7 +115,7 @@ def _states(
     merged: LoRAAdapter | None,
     apart: LoRAAdapter | None,
 ) -> list[Tensor]:
-    """Float32 [tokens, hidden] of each prompt, with the adapter merged, or apart."""
+    """Return float32 [tokens, hidden] of each prompt, with the adapter merged or unmerged."""
     ops = kernels.get("cpu", use_compiled=config.cpu_kernels)
     model = NativeEncoder(spec, ops, torch.float32, LENGTH)
     weights = EncoderWeights(open_weights(folder, config, ops.device), spec, merged)
@@ -129,7 +129,7 @@ def _encode(model: NativeEncoder, prompt: Tensor, adapter: AdapterWeights | None
 
 
 def prompts(vocab: int) -> list[Tensor]:
-    """Random ones, always the same."""
+    """Return random prompts, always the same ones."""
     generator = torch.Generator().manual_seed(1)
     return [torch.randint(vocab, (LENGTH,), generator=generator) for _ in range(_PROMPTS)]
 
@@ -142,7 +142,7 @@ def _run(model: NativeDecoder, prompt: Tensor, adapter: AdapterWeights | None) -
 
 
 def step_of(count: int, adapter: AdapterWeights | None) -> AttentionMetadata:
-    """A step of one prompt, all of whose tokens go through the adapter."""
+    """Return the metadata of a step with one prompt whose tokens all use the adapter."""
     every = torch.arange(count)
     adapters = StepAdapters([] if adapter is None else [(adapter, every)])
     return AttentionMetadata(
@@ -160,9 +160,9 @@ def step_of(count: int, adapter: AdapterWeights | None) -> AttentionMetadata:
 def probe_bridged(
     adapter: LoRAAdapter, model: TransformersModel, modules: TargetModules
 ) -> ProbeResult:
-    """Compare logits of random prompts, in float32. The model's weights are the merged ones then.
+    """Compare logits of random prompts in float32. The model's weights are merged afterwards.
 
-    Raises `InvalidRequest` for what can't be merged.
+    Raises `InvalidRequest` for changes that can't be merged.
     """
     model.allocate_kv(-(-LENGTH // BLOCK), BLOCK, torch.float32)
     apart = _transformers_logits(model, pack_adapter(adapter, model, None, None, modules))
@@ -172,7 +172,7 @@ def probe_bridged(
 
 @torch.inference_mode()
 def _transformers_logits(model: TransformersModel, adapter: AdapterWeights | None) -> list[Tensor]:
-    """Float32 [tokens, vocabulary] of each prompt."""
+    """Return float32 [tokens, vocabulary] of each prompt."""
     logits = []
     for prompt in prompts(model.spec.vocab_size):
         logits.append(model.forward(prompt, step_of(len(prompt), adapter)).clone())
@@ -182,7 +182,7 @@ def _transformers_logits(model: TransformersModel, adapter: AdapterWeights | Non
 
 @torch.no_grad()
 def _merge(model: TransformersModel, adapter: LoRAAdapter, modules: TargetModules) -> None:
-    """Put merged weights in the places of the model's own."""
+    """Replace the model's weights by merged ones."""
     for name, delta in adapter.modules.items():
         module, layer = _module(model, name), model.adapted.linears[slot_of(name)]
         _put(model, module, merged_weight(_full_weight(layer), delta), _bias(module, delta))
@@ -203,12 +203,12 @@ def _module(model: TransformersModel, name: str) -> Any:
 
 
 def _full_weight(layer: LinearLayer) -> Tensor:
-    """All of a weight, float32 [outputs, inputs]."""
+    """Return a complete weight, float32 [outputs, inputs]."""
     return layer.rows(torch.arange(layer.out_features)).float()
 
 
 def _bias(module: Any, delta: LoRALayer | None) -> Tensor | None:
-    """A module's, with what an adapter does to it."""
+    """Return a module's weight with an adapter merged into it."""
     bias: Tensor | None = None if module.bias is None else module.bias.float()
     if delta is None or (delta.bias is None and delta.b_bias is None):
         return bias
@@ -216,10 +216,10 @@ def _bias(module: Any, delta: LoRALayer | None) -> Tensor | None:
 
 
 def _put(model: TransformersModel, module: Any, weight: Tensor, bias: Tensor | None) -> None:
-    """Have a module compute with another weight."""
+    """Make a module compute with another weight."""
     if hasattr(module, "layer"):
         module.layer = model.ops.PackedLinear(weight.contiguous(), bias)
-    else:  # a Conv1D, whose weight is the other way around
+    else:  # a Conv1D, whose weight is transposed
         module.weight.data = weight.T.contiguous()
         if bias is not None:
             module.bias.data = bias

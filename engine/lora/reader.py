@@ -1,4 +1,4 @@
-"""Reading an adapter: PEFT's two files or one of GGUF, checked against the model before any use."""
+"""Reads an adapter, in PEFT's two files or GGUF's one, and checks it against the model."""
 
 from __future__ import annotations
 
@@ -38,19 +38,19 @@ from engine.lora.gguf_reader import read_gguf_adapter
 from engine.lora.target_modules import Stacks, TargetModules
 from engine.lora.vocabulary import AdapterVocabulary, read_vocabulary
 
-#: Bytes of a weights file's header; safetensors itself allows 100 million.
+#: Maximum bytes of a weights file's header; safetensors itself allows 100 million.
 _MAX_HEADER_BYTES = 1 << 26
-#: Kinds of keys that have one value for each output.
+#: Kinds of tensors that have one value per output.
 _VECTORS = ("b_bias", "magnitude", "bias")
 
 
 def read_adapter(folder: Path, modules: TargetModules, max_rank: int | None = None) -> LoRAAdapter:
-    """An adapter for the model of these modules, in host memory, as its file keeps it.
+    """Read an adapter for the model of these modules into host memory, as its file stores it.
 
-    All that can be told from the files' headers is checked before the first tensor is read.
+    Everything that the files' headers reveal is checked before the first tensor is read.
 
-    Raises `InvalidRequest`, which names the field or the tensor, for what isn't understood, doesn't
-    fit the model, isn't a number, or changes while it's read.
+    Raises `InvalidRequest`, which names the field or the tensor, for unsupported content, tensors
+    that don't fit the model, values that aren't finite, and files that change meanwhile.
     """
     if folder.is_file():
         if not modules.takes_gguf:
@@ -104,7 +104,7 @@ def read_adapter(folder: Path, modules: TargetModules, max_rank: int | None = No
 
 
 def _fingerprint(folder: Path) -> list[tuple[int, int, int]]:
-    """Changes whenever one of the files is written or replaced."""
+    """Return a value that changes whenever one of the files is written or replaced."""
     try:
         stats = [file.stat() for file in adapter_files(folder)]
     except OSError as error:
@@ -116,7 +116,7 @@ def _fingerprint(folder: Path) -> list[tuple[int, int, int]]:
 
 
 def _safetensors_file(folder: Path) -> Path:
-    """The file of weights, converted where it is PyTorch's."""
+    """Return the weights file, converted if it is PyTorch's."""
     path = weights_file(folder)
     if path.name == WEIGHTS_FILE:
         return path
@@ -135,7 +135,7 @@ def _safetensors_file(folder: Path) -> Path:
 
 @contextmanager
 def _opened(path: Path) -> Iterator[Any]:
-    """The file by safetensors, which checks its header, offsets and length."""
+    """Open the file with safetensors, which checks its header, offsets and length."""
     try:
         with path.open("rb") as raw:
             length = int.from_bytes(raw.read(8), "little")
@@ -154,13 +154,13 @@ def _opened(path: Path) -> Iterator[Any]:
 
 
 def _peft_name(name: str) -> str:
-    """The name of a tensor's module as PEFT has it, by which patterns are looked up."""
+    """Return PEFT's name of a tensor's module, which patterns are matched with."""
     key = parse_key(name)
     return "" if key is None else key.module
 
 
 def _is_replaced(name: str, file: Any) -> bool:
-    """Whether it's what PEFT keeps of a module that the adapter replaces as a whole."""
+    """Whether it is PEFT's copy of the original of a module that the adapter replaces."""
     key = parse_key(name)
     if key is None or key.kind != "unused":
         return False
@@ -171,7 +171,7 @@ def _is_replaced(name: str, file: Any) -> bool:
 
 
 class _TensorChecker:
-    """Checks the tensors of one file, by their headers alone."""
+    """Checks the tensors of one file by their headers."""
 
     def __init__(
         self,
@@ -184,7 +184,7 @@ class _TensorChecker:
         self._vocabulary = vocabulary
 
     def check(self, name: str, entry: Any) -> Key:
-        """The tensor's module by the model's name, and what it is of it."""
+        """Return the model's name of the tensor's module, and the tensor's kind."""
         key = parse_key(name)
         if key is None:
             raise tensor_error(name, "is nothing that a LoRA adapter has")
@@ -210,12 +210,12 @@ class _TensorChecker:
         return Key(module, key.kind)
 
     def _rows(self, table: str) -> int:
-        """Of the embedding or the output layer, with what the adapter brings."""
+        """Return the rows of the embedding or output layer, including the adapter's tokens."""
         of_embedding = table == self._modules.embedding
         return self._vocabulary.rows("embedding" if of_embedding else "head")
 
     def _without_new(self, module: str, kind: str, shape: tuple[int, ...]) -> tuple[int, ...]:
-        """What a table and its matrices may have too: nothing for rows of vLLM's layout."""
+        """Return the shape without vLLM's additional rows, which tables may lack."""
         if kind not in ("embedding_a", "b", "table"):
             return shape
         table = {self._modules.embedding: "embedding", self._modules.head: "head"}.get(module, "")
@@ -225,7 +225,7 @@ class _TensorChecker:
         return tuple(self._modules.vocab_size if size == rows else size for size in shape)
 
     def _num_tokens(self, table: str) -> int:
-        """Whose rows of a table the adapter has."""
+        """Return the number of a table's rows that the adapter replaces."""
         if self._modules.tied and not self._modules.head:
             raise InvalidRequest(
                 f"{CONFIG_FILE}: trainable_token_indices aren't supported for this model, whose "
@@ -240,7 +240,7 @@ class _TensorChecker:
         return len(ids)
 
     def _shapes(self, module: str, rank: int) -> Mapping[str, tuple[int, ...]]:
-        """What a module may have, with the shapes that they must have."""
+        """Return the tensors that a module may have, with their required shapes."""
         modules = self._modules
         vocab, hidden = self._rows(module), modules.hidden_size
         if module == modules.embedding:
@@ -256,13 +256,13 @@ class _TensorChecker:
         target = modules.find_target(module)
         rows, columns = (vocab, hidden) if target is None else (target.rows, target.columns)
         shapes: dict[str, tuple[int, ...]] = {"a": (rank, columns), "b": (rows, rank)}
-        if target is not None and "." in target.slot:  # of an expert
+        if target is not None and "." in target.slot:  # an expert
             return shapes | {"magnitude": (rows,)}
         shapes |= dict.fromkeys(_VECTORS, (rows,))
         return shapes | ({"table": (vocab, hidden)} if target is None else {})
 
     def check_complete(self, keys: Mapping[str, Key]) -> None:
-        """Raise unless each module has both of its matrices, and DoRA its magnitudes."""
+        """Raise unless each module has both matrices, and with DoRA its magnitude."""
         if not keys:
             raise InvalidRequest(f"{WEIGHTS_FILE} holds no tensors.", param="path")
         kinds: dict[str, set[str]] = {}
@@ -284,7 +284,7 @@ class _TensorChecker:
 
 
 def _classifier_part(name: str, entry: Any, modules: TargetModules) -> str | None:
-    """Which tensor of a classifier's head this replaces; None: another one."""
+    """Return which tensor of a classifier's head this replaces; None if it replaces none."""
     part = name.removeprefix(PREFIX).replace(".modules_to_save.", ".")
     expected = modules.classifier.get(part)
     if expected is None:
@@ -296,7 +296,7 @@ def _classifier_part(name: str, entry: Any, modules: TargetModules) -> str | Non
 
 
 def _delta(adapter: LoRAAdapter, key: Key, modules: TargetModules) -> LoRALayer:
-    """The module's entry of the adapter, made where there's none yet."""
+    """Return the adapter's entry of a module, created if necessary."""
     if key.module == modules.embedding:
         adapter.embedding = adapter.embedding or LoRALayer()
         return adapter.embedding
@@ -311,7 +311,7 @@ def _delta(adapter: LoRAAdapter, key: Key, modules: TargetModules) -> LoRALayer:
 def _put(
     adapter: LoRAAdapter, key: Key, modules: TargetModules, tensor: Tensor, tokens: tuple[int, ...]
 ) -> None:
-    """Take a tensor over. `tokens`: whose rows it has, of a part of a table."""
+    """Add a tensor to the adapter. `tokens`: ids of its rows, if it is a part of a table."""
     delta = _delta(adapter, key, modules)
     which = "embedding" if key.module == modules.embedding else "head"
     if key.kind == "table":
@@ -324,7 +324,7 @@ def _put(
 
 
 def _add_tokens(adapter: LoRAAdapter, vocabulary: AdapterVocabulary) -> None:
-    """Take over what goes behind the model's tables."""
+    """Add the rows that follow the model's tables."""
     adapter.vocab_size = vocabulary.size
     if vocabulary.ties_lm_head and "embedding" in adapter.tables:
         adapter.tables["head"] = adapter.tables["embedding"]
@@ -338,7 +338,7 @@ def _add_tokens(adapter: LoRAAdapter, vocabulary: AdapterVocabulary) -> None:
             adapter.embedding = adapter.embedding or LoRALayer()
         else:
             adapter.head = adapter.head or LoRALayer()
-    # Matrices may leave out the rows of vLLM's layout, to which they add nothing then.
+    # Matrices may lack vLLM's additional rows, which they then don't change.
     pad, inputs, outputs = torch.nn.functional.pad, adapter.embedding, adapter.head
     if inputs is not None and inputs.a is not None:
         inputs.a = pad(inputs.a, (0, vocabulary.embedding - inputs.a.shape[1]))
@@ -347,7 +347,7 @@ def _add_tokens(adapter: LoRAAdapter, vocabulary: AdapterVocabulary) -> None:
 
 
 def _tie(adapter: LoRAAdapter, modules: TargetModules) -> None:
-    """Rows of single tokens are the output layer's too where that is tied, unlike whole tables."""
+    """Replaced rows apply to a tied output layer too, unlike replaced tables."""
     if modules.tied and modules.head and "embedding" in adapter.tokens:
         adapter.tokens.setdefault("head", adapter.tokens["embedding"])
         adapter.head = adapter.head or LoRALayer()

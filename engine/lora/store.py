@@ -1,7 +1,7 @@
-"""`AdapterStore`: the adapters beside one model, on its device and in the host's memory.
+"""`AdapterStore`: one model's adapters, on its device and in host memory.
 
-The devices that run adapters are CPUs, whose memory is the host's: an adapter that leaves the
-device is kept as it was there, so that it comes back for nothing.
+The devices that run adapters are CPUs, which use host memory: an adapter that leaves the device
+stays in its packed form, so that it returns without cost.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ from engine.pooling.heads import ClassifierHeadFactory
 
 @dataclass(frozen=True, slots=True)
 class AdapterFacts:
-    """What is known of an adapter on the device.
+    """Facts about an adapter on the device.
 
     Attributes:
-        rank: the largest of its modules.
-        num_bytes: of device memory.
-        load_seconds: how long it took to bring it there.
-        vocab_size: of its rows, where it brings tokens; 0: the model's.
-        changes_vision: whether pictures are encoded anew with it.
+        rank: maximum rank of its modules.
+        num_bytes: bytes of device memory.
+        load_seconds: seconds that loading took.
+        vocab_size: vocabulary of its rows if it adds tokens; 0: the model's.
+        changes_vision: whether it changes the encoding of images.
     """
 
     rank: int
@@ -49,13 +49,13 @@ class AdapterFacts:
 
 @dataclass(frozen=True, slots=True)
 class StoreLimits:
-    """What an operator may bound.
+    """Limits that an operator may set.
 
     Attributes:
-        max_rank: higher ones are refused; None: any.
-        dtype: what weights are kept in; None: as their files keep them.
-        host_bytes: of adapters that wait in host memory for another turn on the device.
-        host_adapters: how many of them; None: as many as fit.
+        max_rank: maximum rank; None: unlimited.
+        dtype: dtype of stored weights; None: that of their files.
+        host_bytes: maximum bytes of adapters in host memory that aren't on the device.
+        host_adapters: maximum number of these; None: unlimited.
     """
 
     max_rank: int | None = None
@@ -66,17 +66,17 @@ class StoreLimits:
 
 @dataclass(frozen=True, slots=True)
 class PackedAdapter:
-    """An adapter as kernels run it, and the largest rank of its modules."""
+    """An adapter in the form that kernels run, and the maximum rank of its modules."""
 
     weights: AdapterWeights
     rank: int
 
 
 class AdapterStore:
-    """Reads adapters and puts them where steps find them. Any thread may load.
+    """Loads adapters and makes them available to steps. Loading is thread-safe.
 
     Attributes:
-        device: by digest, those that steps may name.
+        device: adapters that steps may use, by digest.
     """
 
     def __init__(self, limits: StoreLimits) -> None:
@@ -96,10 +96,10 @@ class AdapterStore:
     def load(
         self, ref: AdapterRef, model: AdaptableModel, heads: ClassifierHeadFactory | None = None
     ) -> AdapterFacts:
-        """Bring an adapter to the device; `heads` are of a classifier.
+        """Load an adapter onto the device; `heads`: creates classifier heads.
 
-        Raises `InvalidRequest` where its files are of another content than its digest, or hold what
-        this model can't have.
+        Raises `InvalidRequest` if the content of its files doesn't match its digest, or isn't
+        supported for this model.
         """
         started = time.perf_counter()
         packed = self.stage(ref, model, heads)
@@ -113,7 +113,7 @@ class AdapterStore:
     def stage(
         self, ref: AdapterRef, model: AdaptableModel, heads: ClassifierHeadFactory | None = None
     ) -> PackedAdapter:
-        """Read and pack an adapter, which no step finds before `publish`. Raises as `load`."""
+        """Read and pack an adapter, which steps can't use before `publish`. Raises as `load`."""
         with self._lock:
             packed = self._host.pop(ref.digest, None)
         if packed is None:
@@ -123,14 +123,14 @@ class AdapterStore:
         return packed
 
     def publish(self, packed: PackedAdapter) -> None:
-        """Let steps find an adapter that is staged."""
+        """Make a staged adapter available to steps."""
         digest = packed.weights.digest
         with self._lock:
             self._ranks[digest] = packed.rank
             self._device[digest] = packed.weights
 
     def unload(self, digest: str) -> None:
-        """Free an adapter's device memory; host memory keeps it as far as there is room."""
+        """Free an adapter's device memory; host memory keeps a copy within its limits."""
         with self._lock:
             weights = self._device.pop(digest, None)
             if weights is not None:
@@ -138,24 +138,24 @@ class AdapterStore:
                 self._trim()
 
     def drop_host_copy(self, digest: str) -> None:
-        """Let go of what host memory has of an adapter that isn't on the device."""
+        """Drop the copy in host memory of an adapter that isn't on the device."""
         with self._lock:
             self._host.pop(digest, None)
 
     def has_host_copy(self, digest: str) -> bool:
-        """Whether host memory has an adapter that isn't on the device."""
+        """Whether host memory has a copy of an adapter that isn't on the device."""
         with self._lock:
             return digest in self._host
 
     def clear_host(self) -> None:
-        """Let those go that aren't on the device: the model's weights may change."""
+        """Drop all copies in host memory, since the model's weights may change."""
         with self._lock:
             self._host.clear()
 
     def _modules_of(
         self, model: AdaptableModel, heads: ClassifierHeadFactory | None
     ) -> TargetModules:
-        """The model's, listed once: a mixture of experts has tens of thousands."""
+        """Return the model's modules, cached: a mixture of experts has tens of thousands."""
         cached = self._modules
         if cached is None or cached[0] is not model.spec or cached[1] is not heads:
             modules = modules_of(model, heads)
@@ -166,7 +166,7 @@ class AdapterStore:
     def _load_by_template(
         self, ref: AdapterRef, model: AdaptableModel, heads: ClassifierHeadFactory | None
     ) -> PackedAdapter | None:
-        """An adapter whose files are laid out as others' were."""
+        """Load an adapter whose files have a known layout; None for another layout."""
         self._modules_of(model, heads)
         packed = self._templates.load(ref, model) if ref.path else None
         return None if packed is None else PackedAdapter(*packed)
@@ -174,12 +174,12 @@ class AdapterStore:
     def _load_by_reader(
         self, ref: AdapterRef, model: AdaptableModel, heads: ClassifierHeadFactory | None
     ) -> PackedAdapter:
-        """Any adapter."""
+        """Load an adapter of any layout."""
         modules, dtype = self._modules_of(model, heads), self._limits.dtype
         adapter = self._read(ref, modules)
         weights = pack_adapter(adapter, model, dtype, heads, modules)
         self._templates.add_template(ref.path, adapter, model, dtype, modules)
-        # In one piece, as those that follow: steps read it faster.
+        # Load it by the new template: then it is contiguous in memory, which makes steps faster.
         again = self._templates.load(ref, model)
         return PackedAdapter(weights, adapter.rank) if again is None else PackedAdapter(*again)
 
@@ -200,7 +200,7 @@ class AdapterStore:
         return adapter
 
     def _trim(self) -> None:
-        """Let those go that left the device longest ago, until the rest fits."""
+        """Drop copies in host memory, oldest first, until the rest is within the limits."""
         limits = self._limits
         num_bytes = sum(adapter.weights.num_bytes for adapter in self._host.values())
         while self._host and (
@@ -211,12 +211,12 @@ class AdapterStore:
 
 
 class AdapterHost(Protocol):
-    """The adapters that plans may name.
+    """The adapters that plans may refer to.
 
     Attributes:
-        refusal: why this model has no adapters, as a sentence; "" where it may.
-        num_bytes: of device memory for adapters.
-        max_adapters: how many may be on the device at once; None: as many as fit.
+        refusal: why this model doesn't support adapters, as a sentence; "" if it does.
+        num_bytes: bytes of device memory for adapters.
+        max_adapters: maximum number of adapters on the device; None: unlimited.
     """
 
     @property
@@ -229,16 +229,16 @@ class AdapterHost(Protocol):
     def max_adapters(self) -> int | None: ...
 
     def load(self, ref: AdapterRef) -> AdapterFacts:
-        """Bring an adapter to the device, where plans may name it. Any thread may call it.
+        """Load an adapter onto the device, so that plans may refer to it. Thread-safe.
 
-        Raises `InvalidRequest` where it can't be had, or can't be run with this model.
+        Raises `InvalidRequest` if it can't be read, or isn't supported for this model.
         """
 
     def unload(self, digest: str) -> None:
-        """Free an adapter's device memory: no later plan names it."""
+        """Free an adapter's device memory; no later plan refers to it."""
 
     def drop_host_copy(self, digest: str) -> None:
-        """Let go of what host memory has of an adapter that isn't on the device."""
+        """Drop the copy in host memory of an adapter that isn't on the device."""
 
     def has_host_copy(self, digest: str) -> bool:
-        """Whether host memory has an adapter that isn't on the device."""
+        """Whether host memory has a copy of an adapter that isn't on the device."""

@@ -1,4 +1,4 @@
-"""Which parts of a model an adapter can change, by the names of its checkpoint."""
+"""The modules of a model that adapters can change, by their names in its checkpoint."""
 
 from __future__ import annotations
 
@@ -24,27 +24,27 @@ from engine.models.layers.linear import (
     experts_of,
 )
 
-#: Wrappers that PEFT and `transformers` put before a module's name, or leave out.
+#: Wrappers that PEFT and `transformers` put before a module's name, or omit.
 _PREFIXES = ("", "model.", "transformer.", "language_model.", "model.language_model.")
 
 
-#: Where a checkpoint that has a vision tower, too, may have its text model.
+#: Prefixes of the text model in checkpoints with a vision tower.
 _TEXT_MODELS = ("model.language_model.", "language_model.model.", "model.text_model.", "model.")
 
-#: Of an encoder, by its name within it.
+#: Encoder modules, by their name within the encoder.
 _POOLER = "pooler.dense"
-#: Where `transformers` has a mixture, and where checkpoints have it.
+#: A mixture's name in `transformers`, and in checkpoints.
 _MIXTURES = (("", ""), (".mlp.", ".block_sparse_moe."))
 
 
 @dataclass(frozen=True, slots=True)
 class TargetSlice:
-    """One of a checkpoint's weights within a linear layer of the model.
+    """A weight of the checkpoint within a linear layer of the model.
 
     Attributes:
-        layer: the layer's number.
-        slot: which linear layer of it, see `layer_linears`.
-        part: which of the linear layer's parts; weights are over each other.
+        layer: index of the layer.
+        slot: name of the linear layer, see `layer_linears`.
+        part: index of the part of that linear layer; parts are concatenated by rows.
         rows, columns: outputs and inputs of the part.
     """
 
@@ -57,11 +57,11 @@ class TargetSlice:
 
 @dataclass(frozen=True, slots=True)
 class ExpertStack:
-    """All experts of a layer, whose weights `transformers` has in one tensor a projection.
+    """All experts of a layer, whose weights `transformers` has in one tensor per projection.
 
     Attributes:
-        prefix: of the experts' names, see `layer_linears`.
-        moe: how many, and how they lie in memory.
+        prefix: prefix of the experts' names, see `layer_linears`.
+        moe: their number and memory layout.
         hidden: inputs of the first projection, and outputs of the second.
     """
 
@@ -71,12 +71,12 @@ class ExpertStack:
 
     @property
     def projections(self) -> dict[str, tuple[int, int]]:
-        """Inputs and outputs of both."""
+        """Inputs and outputs of both projections."""
         inner = self.moe.intermediate_size
         return {"up": (self.hidden, 2 * inner), "down": (inner, self.hidden)}
 
     def rows(self, projection: str) -> list[tuple[str, slice]]:
-        """The last words of an expert's modules, and which of the projection's rows are theirs."""
+        """Last components of the names of an expert's modules, and their rows in the projection."""
         gate, up, down = self.moe.expert_names
         if projection == "down":
             return [(down, slice(None))]
@@ -87,16 +87,16 @@ class ExpertStack:
 
 
 class TargetModules:
-    """A model's modules by name, found whichever wrappers stand before theirs.
+    """A model's modules by name, with or without wrappers' prefixes.
 
     Attributes:
-        layers: of each its linear layers by their slots, see `layer_linears`.
-        embedding, head: the names of the tables; "" of an encoder, whose tables stay as they are.
-        vision: the number behind the last layer's, under which `layers` has the linear layers of a
-            vision tower and its connector; None: there is none.
-        heads: of queries and of keys; 0 of an encoder.
+        layers: for each layer its linear layers by slot, see `layer_linears`.
+        embedding, head: names of the tables; "" for an encoder, whose tables can't be changed.
+        vision: index after the last layer's, under which `layers` has the linear layers of a
+            vision tower and its connector; None without one.
+        heads: number of query and of key heads; 0 for an encoder.
         classifier: shapes of a classifier's head, by the checkpoint's names of its tensors.
-        takes_gguf: llama.cpp's names can be told.
+        takes_gguf: whether llama.cpp's names can be resolved.
     """
 
     takes_gguf: ClassVar[bool] = True
@@ -107,8 +107,8 @@ class TargetModules:
         classifier: Mapping[str, tuple[int, ...]] | None = None,
         vision: Mapping[str, FusedLinear] | None = None,
     ) -> None:
-        """`classifier`: the tensors of a classifier's head, by their names. `vision`: the linear
-        layers of a vision tower and its connector, by the names of their first parts.
+        """`classifier`: tensors of a classifier's head, by name. `vision`: linear layers of a
+        vision tower and its connector, by the name of their first part.
         """
         self.classifier = dict(classifier or {})
         self.vocab_size, self.hidden_size = spec.vocab_size, spec.hidden_size
@@ -139,7 +139,7 @@ class TargetModules:
         self._names = {*self._targets, *self._stacks, *self._dense, *tables}
 
     def resolve(self, name: str) -> str | None:
-        """The checkpoint's name of a module: of a target, a stack, `embedding` or `head`."""
+        """Return the checkpoint's name of a module: a target, a stack, `embedding` or `head`."""
         for ending in ("", ".layer"):
             for ours, theirs in _MIXTURES:
                 for candidate in self._candidates(name):
@@ -149,7 +149,7 @@ class TargetModules:
         return self._vision_names.get(_bare_vision_name(name))
 
     def _candidates(self, name: str) -> Iterator[str]:
-        """What the checkpoint may call a module."""
+        """Return names that the checkpoint may have for a module."""
         for removed, added in product(self._prefixes, repeat=2):
             yield added + name.removeprefix(removed)
         if self.vision is not None:
@@ -159,36 +159,36 @@ class TargetModules:
                     yield from (other + inner_name for other in _TEXT_MODELS)
 
     def find_target(self, name: str) -> TargetSlice | None:
-        """Where the weight of this name is; None for a table, or nothing of the model's."""
+        """Return the target of this name; None for tables and unknown names."""
         return self._targets.get(name)
 
     def dense(self, name: str) -> tuple[int, int] | None:
-        """Outputs and inputs of a classifier's linear layer of this name."""
+        """Return outputs and inputs of a classifier's linear layer of this name; or None."""
         return self._dense.get(name)
 
     def is_unused(self, name: str) -> bool:
-        """Whether it's the layer that BERT has for training, and that nothing here is pooled by."""
+        """Whether it is BERT's pooling layer, which is trained but not used here."""
         return name in self._unused
 
     def stack(self, name: str) -> ExpertStack | None:
-        """The experts whose weights are one tensor of this name."""
+        """Return the experts whose weights are one tensor of this name; or None."""
         return self._stacks.get(name)
 
 
 def _bare_vision_name(name: str) -> str:
-    """What a tower's module is called by all of `transformers`' versions and checkpoints."""
+    """Return the names of a tower's module in all versions of `transformers` and checkpoints."""
     return name.removeprefix("model.").replace(".vision_model.", ".")
 
 
 def _dense(classifier: Mapping[str, tuple[int, ...]]) -> Iterator[tuple[str, tuple[int, int]]]:
-    """The linear layers of a classifier's head."""
+    """Return the linear layers of a classifier's head."""
     for name, shape in classifier.items():
         if name.endswith(".weight") and len(shape) == 2:
             yield name.removesuffix(".weight"), (shape[0], shape[1])
 
 
 def layer_linears(layer: LayerDescription) -> Iterator[tuple[str, FusedLinear]]:
-    """A layer's linear layers by the names that this package gives them."""
+    """Return a layer's linear layers by slot."""
     yield from layer.attention_linears()
     if isinstance(layer.mlp, MoeBlock):
         yield "router", layer.mlp.router
@@ -209,7 +209,7 @@ def _mlp(prefix: str, mlp: MlpDescription) -> Iterator[tuple[str, FusedLinear]]:
 
 
 def _stacks(description: ModelDescription) -> Iterator[tuple[str, ExpertStack]]:
-    """By the names under which PEFT has them: of the module, or of its two weights."""
+    """Return stacks by PEFT's names: those of the module, or of its two weights."""
     for layer in description.layers:
         if not isinstance(layer.mlp, MoeBlock) or layer.mlp.moe.layout == "flat":
             continue
@@ -229,22 +229,21 @@ def _target_slices(
                 yield part.name, TargetSlice(index, slot, number, part.rows, linear.columns)
 
 
-# Experts whose weights are one tensor a projection, as PEFT adapts them (`target_parameters`).
+# Experts whose weights are one tensor per projection, as PEFT adapts them (`target_parameters`).
 #
-# Each pair of tensors holds all experts of a layer: A [experts * rank, inputs], expert by expert,
-# and
-# B [outputs, rank * experts], whose columns go through the experts first. Both projections have the
-# same module, one behind `base_layer`, so shapes tell which is which. Earlier versions of PEFT
-# took a weight's outputs for its inputs: there A is of the outputs, and the two change places.
+# Each pair of tensors has all experts of a layer: A [experts * rank, inputs], ordered by expert,
+# and B [outputs, rank * experts], whose columns run through the experts first. Both projections
+# have the same module name, one after `base_layer`, so their shapes identify them. Earlier versions
+# of PEFT swapped a weight's outputs and inputs: there A is for the outputs, and B for the inputs.
 
 
 _WRAPPER = ".base_layer"
-#: The names of a projection's weight, by which patterns of ranks and factors are looked up.
+#: Names of a projection's weight, which patterns of ranks and factors are matched with.
 _PARAMETERS = {"up": "gate_up_proj", "down": "down_proj"}
 
 
 def strip_wrapper(module: str) -> str:
-    """A module's name without what PEFT puts around one that it adapts twice."""
+    """Return a module's name without what PEFT adds when it adapts a module twice."""
     while module.endswith(_WRAPPER):
         module = module.removesuffix(_WRAPPER)
     return module
@@ -252,14 +251,14 @@ def strip_wrapper(module: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class StackedLoRA:
-    """The two tensors that change one projection of all experts.
+    """The pair of tensors that changes one projection of all experts.
 
     Attributes:
         stack: the experts.
         projection: "up" or "down".
-        rank: of each expert.
-        flipped: A is of the outputs, B of the inputs.
-        scale: of what they add.
+        rank: rank per expert.
+        flipped: whether A is for the outputs, and B for the inputs.
+        scale: factor of the change.
     """
 
     stack: ExpertStack
@@ -269,7 +268,7 @@ class StackedLoRA:
     scale: float
 
     def deltas(self, a: Tensor, b: Tensor) -> Iterator[tuple[str, LoRALayer]]:
-        """By the names of the experts' own modules."""
+        """Return the changes by the names of the experts' modules."""
         count = self.stack.moe.num_experts
         by_expert = b.reshape(b.shape[0], self.rank, count)
         for expert in range(count):
@@ -286,7 +285,7 @@ class StackedLoRA:
 def match_stack(
     stack: ExpertStack, config: AdapterConfig, module: str, a: tuple[int, ...], b: tuple[int, ...]
 ) -> StackedLoRA | str:
-    """What tensors of these shapes are, or why they can't be: words to put behind a name."""
+    """Identify tensors of these shapes; or return why they are invalid, to follow a name."""
     if len(a) != 2 or len(b) != 2 or a[0] != b[1] or a[0] % stack.moe.num_experts:
         return (
             f"and its partner have shapes {list(a)} and {list(b)}, but they must be "
@@ -306,14 +305,14 @@ def match_stack(
 
 
 class Stacks:
-    """Collects the tensors of one file that are of whole stacks of experts, by their headers."""
+    """Collects the tensors of one file that change stacks of experts, by their headers."""
 
     def __init__(self, config: AdapterConfig, modules: TargetModules, max_rank: int | None) -> None:
         self._config, self._modules, self._max_rank = config, modules, max_rank
         self._tensors: dict[str, dict[str, tuple[str, tuple[int, ...]]]] = {}
 
     def collect(self, name: str, entry: Any) -> bool:
-        """Whether the tensor is of a stack; raises `InvalidRequest` for one that none has."""
+        """Whether the tensor changes a stack; raises `InvalidRequest` for an invalid one."""
         key = parse_key(name)
         module = None if key is None else self._modules.resolve(strip_wrapper(key.module))
         if key is None or module is None or self._modules.stack(module) is None:
@@ -325,9 +324,9 @@ class Stacks:
         return True
 
     def pairs(self) -> list[tuple[str, str, StackedLoRA]]:
-        """The names of each A and B, and what they are.
+        """Return the names of each A and B, with their pair.
 
-        Raises `InvalidRequest` for one without the other, or of other shapes.
+        Raises `InvalidRequest` for one without the other, or with wrong shapes.
         """
         pairs, changed = [], set()
         for module, kinds in self._tensors.items():

@@ -1,8 +1,7 @@
-"""The tokens that an adapter brings: rows behind those of a model's tables, or tables of another
-size.
+"""Tokens that an adapter adds: rows after those of a model's tables, or tables of another size.
 
-PEFT saves the whole table of a model that was resized, or with `trainable_token_indices` the new
-rows alone; vLLM's older layout has the new rows in a file of their own, `new_embeddings`.
+PEFT saves the complete table of a model that was resized, or with `trainable_token_indices` only
+the new rows. vLLM's older layout has the new rows in a separate file, `new_embeddings`.
 """
 
 from __future__ import annotations
@@ -29,14 +28,14 @@ _TABLES = {"input_embeddings": "embedding", "output_embeddings": "head"}
 
 @dataclass(frozen=True, slots=True)
 class AdapterVocabulary:
-    """How many tokens an adapter's tables are for.
+    """Numbers of tokens in an adapter's tables.
 
     Attributes:
-        model: rows of the model's own tables.
-        embedding, head: of the adapter's, each the model's where it leaves it as it is.
-        num_added: of vLLM's layout: rows to put behind a table, [tokens, hidden], by its name.
-        ties_lm_head: what is behind the embedding is behind the output layer too, which is tied to
-        it.
+        model: rows of the model's tables.
+        embedding, head: rows of the adapter's tables; the model's if it leaves one unchanged.
+        num_added: number of rows to append to a table, by its name, in vLLM's layout.
+        ties_lm_head: rows appended to the embedding apply to the output layer too, which is tied
+            to it.
     """
 
     model: int
@@ -47,17 +46,17 @@ class AdapterVocabulary:
 
     @property
     def size(self) -> int:
-        """Of what the adapter's requests may hold; 0: the model's."""
+        """Vocabulary of the adapter's requests; 0: the model's."""
         return 0 if self.embedding == self.model else self.embedding
 
     def rows(self, table: str) -> int:
-        """Of "embedding" or "head"."""
+        """Return the rows of "embedding" or "head"."""
         return self.embedding if table == "embedding" else self.head
 
     def tokens(
         self, table: str, tokens: tuple[Tensor, Tensor] | None
     ) -> tuple[Tensor, Tensor] | None:
-        """A table's rows of single tokens, those among them that go behind it."""
+        """Return those of a table's rows of single tokens that are appended to it."""
         if (rows := self.num_added.get(table)) is None:
             return tokens
         ids = torch.arange(self.model, self.model + len(rows))
@@ -70,10 +69,10 @@ class AdapterVocabulary:
 def read_vocabulary(
     folder: Path, file: Any, config: AdapterConfig, modules: TargetModules
 ) -> AdapterVocabulary:
-    """What the headers of an adapter's files say, and its new rows.
+    """Read the adapter's vocabulary from its files' headers, and its new rows.
 
     `file`: its weights, opened by `safe_open`. Raises `InvalidRequest`, which names the tensor or
-    the file, for tables that don't go together, or that this model can't have.
+    the file, for tables that are inconsistent or that this model doesn't support.
     """
     vocab, new = modules.vocab_size, _read_new_tokens(folder, modules)
     sizes = {table: vocab + len(rows) for table, rows in new.items()}
@@ -91,7 +90,7 @@ def read_vocabulary(
             )
         if table not in sizes:
             sizes[table], names[table] = _rows_of(ids, vocab), name
-    # A whole table in the embedding's place isn't tied to anything, as PEFT has it.
+    # As in PEFT, a table that replaces the embedding isn't tied to the output layer.
     apart = config.replaces(modules.embedding) or "modules_to_save" in names.get("embedding", "")
     ties = modules.tied and "embedding" in sizes and "head" not in sizes and not apart
     if ties and sizes["embedding"] != vocab:
@@ -111,14 +110,14 @@ def read_vocabulary(
 
 
 def _table_of(module: str, modules: TargetModules) -> str:
-    """Which table a module is, "": none."""
+    """Return which table a module is, "": none."""
     name = modules.resolve(module)
     tables = {modules.embedding: "embedding", modules.head: "head"}
     return tables.get(name, "") if name else ""
 
 
 def _tables(file: Any, modules: TargetModules) -> Iterator[tuple[str, str, int]]:
-    """The tensors that are in the place of a table: their names, of which one, its rows."""
+    """Return the tensors that replace a table: name, table, and number of rows."""
     for name in file.keys():  # noqa: SIM118
         key = parse_key(name)
         if key is not None and key.kind == "table" and (table := _table_of(key.module, modules)):
@@ -130,7 +129,7 @@ def _tables(file: Any, modules: TargetModules) -> Iterator[tuple[str, str, int]]
 def _tokens(
     file: Any, config: AdapterConfig, modules: TargetModules
 ) -> Iterator[tuple[str, str, tuple[int, ...]]]:
-    """The same of tensors that are single rows of a table: whose they are."""
+    """Return the tensors that replace single rows of a table: name, table, and token ids."""
     for name in file.keys():  # noqa: SIM118
         key = parse_key(name)
         if key is None or key.kind != "tokens":
@@ -141,7 +140,7 @@ def _tokens(
 
 
 def _rows_of(ids: tuple[int, ...], vocab: int) -> int:
-    """Of a table to which these tokens' rows are given. Raises `InvalidRequest` for gaps."""
+    """Return the rows of a table with these tokens' rows. Raises `InvalidRequest` for gaps."""
     beyond = sorted(token for token in ids if token >= vocab)
     if beyond != list(range(vocab, vocab + len(beyond))):
         raise InvalidRequest(
@@ -153,7 +152,7 @@ def _rows_of(ids: tuple[int, ...], vocab: int) -> int:
 
 
 def _read_new_tokens(folder: Path, modules: TargetModules) -> dict[str, Tensor]:
-    """Rows of vLLM's layout, by the name of the table behind which they go."""
+    """Return the rows of vLLM's layout, by the name of the table that they are appended to."""
     for other in sorted(folder.glob(f"{NEW_TOKENS}*")):
         if other.name != NEW_TOKENS_FILE:
             raise InvalidRequest(

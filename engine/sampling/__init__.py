@@ -1,4 +1,4 @@
-"""From logits to tokens: penalties, filters and counter-based randomness. Needs torch."""
+"""Sampling: logits to tokens with penalties, filters and counter-based randomness. Needs torch."""
 
 from engine.sampling.logprobs import prompt_logprobs
 from engine.sampling.request_state import RequestSamplingState

@@ -1,9 +1,9 @@
-"""`BeamSearch`: which beams go on and which are done. It knows tokens and log probabilities alone.
+"""`BeamSearch`: chooses running and finished beams, given only tokens and log probabilities.
 
-The search is `transformers`' own (its `GenerationMixin._beam_search`), so the same log
-probabilities give the same outputs: of all continuations of the beams the best `candidates_needed`
-are looked at; those among the first `width` that end are finished outputs, and the first `width`
-that don't end go on.
+The algorithm is that of `transformers` (`GenerationMixin._beam_search`), so the same log
+probabilities give the same outputs. Of all continuations of the beams the best `candidates_needed`
+are considered: those among the first `width` that end become finished outputs, and the first
+`width` that don't end become the new beams.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ class Hypothesis:
     """A continuation of the prompt.
 
     Attributes:
-        token_ids: [num output tokens]. entries: theirs, when asked for: the token's log probability
+        token_ids: [num output tokens]. entries: one per token, if requested: its log probability
             and the best alternatives.
-        log_prob: their sum. score: that over length ** length_penalty, once it has ended.
-        by_length: it ended because it may not be longer.
+        log_prob: sum of log probabilities. score: that over length ** length_penalty, once ended.
+        by_length: whether it ended because it reached the maximum length.
     """
 
     token_ids: list[int] = field(default_factory=list)
@@ -35,7 +35,7 @@ class Hypothesis:
 
 
 class BeamStep(NamedTuple):
-    """A beam of the next step: which beam it continues, and by which token."""
+    """A beam of the next step: the beam that it continues, and the token."""
 
     parent: int
     token_id: int
@@ -44,35 +44,37 @@ class BeamStep(NamedTuple):
 class _Candidate(NamedTuple):
     log_prob: float
     parent: int
-    rank: int  # in the parent's candidates
+    rank: int  # among the parent's candidates
 
 
 def candidates_needed(width: int, num_ends: int) -> int:
-    """Candidates a beam so that `width` of all go on, even if every end token is among them."""
+    """Return how many candidates per beam suffice for `width` that continue, even if every end
+    token is among them.
+    """
     return max(2, 1 + num_ends) * width
 
 
 def end_tokens(params: SamplingParams, eos_token_ids: Iterable[int]) -> frozenset[int]:
-    """What ends an output: EOS, unless it's ignored, and the stop token ids."""
+    """Return the tokens that end an output: EOS unless ignored, and the stop token ids."""
     eos = () if params.ignore_eos else eos_token_ids
     return frozenset(eos) | frozenset(params.stop_token_ids or ())
 
 
 class BeamSearch:
-    """One search.
+    """One beam search.
 
     Args:
-        width: beams, at least 1.
+        width: number of beams, at least 1.
         ends: tokens that end an output.
-        max_tokens: where an output ends at the latest.
+        max_tokens: maximum number of tokens of an output.
         length_penalty: exponent of the length in a score; above 0 favours long outputs.
         early_stopping: see `SamplingParams`.
-        num_logprobs: alternatives in an output's entries; None: no entries.
+        num_logprobs: number of alternatives in an output's entries; None: no entries.
 
     Attributes:
-        running: the beams, likeliest first.
-        finished: outputs that have ended, best score first; at most `width`.
-        done: nothing more can come.
+        running: the beams, most likely first.
+        finished: ended outputs, best score first; at most `width`.
+        done: whether the search is complete.
     """
 
     def __init__(
@@ -95,10 +97,10 @@ class BeamSearch:
         self.done = False
 
     def advance(self, candidates: Sequence[TokenLogprobs]) -> list[BeamStep]:
-        """One token further.
+        """Advance by one token.
 
         Args:
-            candidates: for each running beam its `candidates_needed` likeliest tokens, best first.
+            candidates: for each running beam its `candidates_needed` best tokens, best first.
 
         Returns the beams of the next step, in the order of the new `running`; none when done.
         """
@@ -125,7 +127,7 @@ class BeamSearch:
         return [] if self.done else moves
 
     def _best(self, candidates: Sequence[TokenLogprobs]) -> list[_Candidate]:
-        """The likeliest continuations of all beams together, best first."""
+        """Return the most likely continuations of all beams together, best first."""
         every = [
             _Candidate(beam.log_prob + log_prob, parent, rank)
             for parent, (beam, beam_candidates) in enumerate(
@@ -155,15 +157,15 @@ class BeamSearch:
         )
 
     def _finish(self, hypothesis: Hypothesis) -> None:
-        """Keep an output that ended, if it's among the best `width`."""
+        """Keep an ended output if it is among the best `width`."""
         hypothesis.score = hypothesis.log_prob / len(hypothesis.token_ids) ** self._length_penalty
         self.finished.append(hypothesis)
         self.finished.sort(key=lambda beam: -beam.score)
         del self.finished[self.width :]
 
     def outputs(self, count: int) -> list[Hypothesis]:
-        """The best `count`, best first. Where so few tokens are allowed that the search found fewer
-        ends, beams that could go no further, then empty outputs.
+        """Return the best `count` outputs, best first. If the search has fewer, because few tokens
+        are allowed, they are followed by unfinished beams, then by empty outputs.
         """
         if len(self.finished) < count:
             for beam in self.running if not self.finished and self.running[0].token_ids else ():
@@ -173,7 +175,7 @@ class BeamSearch:
         return self.finished[:count] + [Hypothesis(by_length=True) for _ in range(missing)]
 
     def _can_improve(self, length: int) -> bool:
-        """Whether going on may still change what is finished."""
+        """Whether further steps may improve the finished outputs."""
         if len(self.finished) < self.width:
             return True
         if self._early_stopping is True:
@@ -185,7 +187,7 @@ class BeamSearch:
 
 
 def _entry(candidates: TokenLogprobs, rank: int, count: int) -> TokenLogprobs:
-    """A candidate's entry, with the `count` best beside it."""
+    """Return a candidate's entry with the `count` best alternatives."""
     ids, values, ranks = candidates.token_ids, candidates.logprobs, candidates.ranks
     return TokenLogprobs(
         [ids[rank], *ids[:count]], [values[rank], *values[:count]], [ranks[rank], *ranks[:count]]

@@ -1,4 +1,4 @@
-"""What forbids or favours tokens whatever the output: lists, biases, bad words, min_tokens."""
+"""Token constraints independent of grammars: allowed tokens, biases, bad words, min_tokens."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ class BadWords:
     """One sequence's bad words.
 
     Attributes:
-        single: tokens that are bad by themselves.
+        single: tokens that are bad words by themselves.
     """
 
     def __init__(self, words: Sequence[Sequence[int]]) -> None:
         self.single = [word[0] for word in words if len(word) == 1]
-        #: Longer words, by the token before their last: at most one look-up a step.
+        #: Longer words by the token before their last one: at most one lookup per step.
         self._by_token: dict[int, list[tuple[list[int], int]]] = {}
         for word in words:
             if len(word) > 1:
@@ -31,11 +31,11 @@ class BadWords:
 
     @property
     def has_longer(self) -> bool:
-        """Whether some word has more than one token."""
+        """Whether any word has more than one token."""
         return bool(self._by_token)
 
     def banned_after(self, output: list[int]) -> list[int]:
-        """Tokens that would complete a word at the output's end."""
+        """Return tokens that would complete a word at the output's end."""
         if not output:
             return []
         return [
@@ -46,11 +46,11 @@ class BadWords:
 
 
 class TokenIndex:
-    """Places in a [rows, vocab] tensor, collected in Python and used as one index.
+    """Indices of a [rows, vocab] tensor, collected in Python and used as one index.
 
     Args:
-        vocab_size: tokens outside [0, vocab_size) are dropped: an index out of range on a GPU would
-            end every sequence's run, not one's.
+        vocab_size: tokens outside [0, vocab_size) are dropped: on a GPU an index out of range would
+            abort all sequences, not only one.
     """
 
     def __init__(self, vocab_size: int) -> None:
@@ -59,7 +59,7 @@ class TokenIndex:
         self._tokens: list[int] = []
 
     def add(self, row: int, tokens: Iterable[int]) -> list[int]:
-        """Add a row's tokens; returns those that were kept."""
+        """Add a row's tokens; return those that weren't dropped."""
         valid = [token for token in tokens if 0 <= token < self._vocab_size]
         self._rows += [row] * len(valid)
         self._tokens += valid
@@ -80,7 +80,7 @@ MASKED_LOGIT = float("-inf")
 
 
 def suppressed_stop_ids(state: RequestSamplingState, eos_token_ids: Sequence[int]) -> list[int]:
-    """The tokens that would end a sequence before it has its `min_tokens`; none once it has."""
+    """Return the tokens that must not end a sequence before `min_tokens`; none after that."""
     params = state.params
     if params.min_tokens <= len(state.output_token_ids):
         return []
@@ -91,12 +91,12 @@ def suppressed_stop_ids(state: RequestSamplingState, eos_token_ids: Sequence[int
 
 
 class Constraints:
-    """The constraints of a batch: stacked once, applied each step.
+    """The constraints of a batch: combined once, applied in each step.
 
     Args:
-        states: one a row of the logits.
-        eos_token_ids: what `min_tokens` holds back besides the stop token ids.
-        edits: kernels that change logits; None: torch does.
+        states: one per row of the logits.
+        eos_token_ids: tokens that `min_tokens` forbids besides the stop token ids.
+        edits: kernels that modify logits; None: use torch.
     """
 
     def __init__(
@@ -117,14 +117,14 @@ class Constraints:
 
     @property
     def empty(self) -> bool:
-        """Whether there's nothing to do, now or later, while the batch stays as it is."""
+        """Whether there are no constraints now or in later steps of the same batch."""
         return not (
             self._allowed or self._banned or self._bias or self._bad_words or self._min_tokens
         )
 
     @property
     def reads_outputs(self) -> bool:
-        """Whether anything depends on what the sequences have generated so far."""
+        """Whether any constraint depends on the tokens generated so far."""
         return bool(self._bad_words or self._min_tokens)
 
     def _stack_allowed(self, states: Sequence[RequestSamplingState]) -> None:
@@ -144,7 +144,7 @@ class Constraints:
             self._allowed_bits = to_device(torch.from_numpy(bits), self._device)
 
     def _stack_banned(self, states: Sequence[RequestSamplingState]) -> None:
-        """Bad words of one token always hold; longer ones depend on the output."""
+        """Add bad words of one token, which are always forbidden, unlike longer ones."""
         pairs = TokenIndex(self._vocab_size)
         self._bad_words: list[tuple[int, RequestSamplingState, BadWords]] = []
         for row, state in enumerate(states):
@@ -168,7 +168,7 @@ class Constraints:
     def _stack_min_tokens(
         self, states: Sequence[RequestSamplingState], eos_token_ids: Sequence[int]
     ) -> None:
-        """Rows that may not end yet, with the tokens that would end them."""
+        """Return rows that must not end yet, with the tokens that would end them."""
         self._min_tokens: list[tuple[int, RequestSamplingState, list[int]]] = []
         for row, state in enumerate(states):
             if ends := suppressed_stop_ids(state, eos_token_ids):
@@ -194,7 +194,7 @@ class Constraints:
                 logits.index_put_(index, values, accumulate=True)
 
     def _keep(self, logits: Tensor, rows: Tensor, index: tuple[Tensor, Tensor]) -> None:
-        """Of some rows, only the tokens at `index`."""
+        """For some rows, allow only the tokens at `index`."""
         if self._edits is not None:
             self._edits.apply_bitmask(logits, rows, self._allowed_bits, None)
             return
@@ -216,7 +216,7 @@ class Constraints:
             self._mask_tokens(logits, pairs.index(self._device))
 
     def _mask_stops_before_min_tokens(self, logits: Tensor) -> None:
-        """The index is made anew only when a row has reached its min_tokens."""
+        """Return the index; it is rebuilt only when a row reaches its min_tokens."""
         self._min_tokens = [
             entry
             for entry in self._min_tokens

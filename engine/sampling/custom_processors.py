@@ -1,4 +1,4 @@
-"""Logits processors: those of requests (offline only) and those of the engine."""
+"""Custom logits processors: of requests (offline only) and of the engine."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from engine.sampling.request_state import RequestSamplingState
 
 
 class RequestLogitsProcessors:
-    """The logits processors that a batch's requests bring."""
+    """The logits processors of a batch's requests."""
 
     def __init__(self, states: Sequence[RequestSamplingState]) -> None:
         self._rows = [
@@ -35,12 +35,12 @@ class RequestLogitsProcessors:
         return not self._rows
 
     def apply(self, logits: Tensor) -> dict[int, str]:
-        """Run them on `logits` ([rows, vocab], float32) in place; returns errors by row."""
+        """Apply them to `logits` ([rows, vocab], float32) in place; return errors by row."""
         errors: dict[int, str] = {}
         for row, state, processors in self._rows:
             try:
                 logits[row] = self._run(logits[row].clone(), state, processors)
-            except Exception as error:  # a caller's function may raise anything: only its row fails
+            except Exception as error:  # a caller's function: only its row fails
                 errors[row] = f"A logits processor failed: {type(error).__name__}: {error}"
         return errors
 
@@ -62,9 +62,10 @@ class RequestLogitsProcessors:
 
 
 class LogitsProcessors:
-    """The engine's logits processors: updates them with each step's rows and runs them.
+    """The engine's logits processors, updated with each step's rows.
 
-    An error of a processor fails the step; its sequences then run one by one, so that only the
+    An error of a processor fails the step. Its sequences then run one by one, so that only the
+    request that causes the error fails.
     request that causes it fails.
     """
 
@@ -73,7 +74,7 @@ class LogitsProcessors:
         processors: Sequence[LogitsProcessor],
         factory: Callable[[], Sequence[LogitsProcessor]] | None = None,
     ) -> None:
-        """`factory`: creates the same processors for rows of another vocabulary."""
+        """`factory`: creates the same processors for another vocabulary size."""
         self._factory = factory
         self._early = [item for item in processors if not item.is_argmax_invariant()]
         self._late = [item for item in processors if item.is_argmax_invariant()]
@@ -81,7 +82,7 @@ class LogitsProcessors:
         self._max_known_rows = 0
 
     def sibling(self) -> LogitsProcessors:
-        """The same processors for rows of another vocabulary."""
+        """Return the same processors for another vocabulary size."""
         if self._factory is None:
             raise RuntimeError("These logits processors have no factory.")
         return LogitsProcessors(self._factory(), self._factory)
@@ -92,7 +93,7 @@ class LogitsProcessors:
             change = None
         else:
             change = batch_update(self._rows, rows, self._max_known_rows)
-        # Until all processors are updated no row is known: after a failure all are added again.
+        # No row counts as known until all are updated: after a failure all rows are added again.
         self._rows, self._max_known_rows = [], max(self._max_known_rows, len(rows))
         for processor in (*self._early, *self._late):
             processor.update_state(change)
@@ -104,13 +105,13 @@ class LogitsProcessors:
             _run(processor, logits)
 
     def apply_to_draws(self, logits: Tensor) -> None:
-        """As `apply` for processors that don't change the likeliest token, after penalties."""
+        """As `apply`, for processors that keep the argmax; called after penalties."""
         params = [state.params for state in self._rows]
         if not self._late or all(p.greedy for p in params):
             return
         temperatures = [1.0 if p.greedy else p.temperature for p in params]
         column = torch.tensor(temperatures, device=logits.device)[:, None]
-        logits /= column  # they see the distribution after temperature, which is applied later
+        logits /= column  # they expect logits after temperature; undone below
         for processor in self._late:
             _run(processor, logits)
         logits *= column
@@ -132,13 +133,13 @@ def batch_update(
     current: Sequence[RequestSamplingState],
     max_known_rows: int,
 ) -> BatchUpdate:
-    """The update that leads from one list of rows to another.
+    """Return the update that leads from one list of rows to another.
 
-    New sequences first take the rows of those that left, then further ones; then rows are moved, so
+    New sequences first take the rows of removed ones, then additional rows; then rows are moved, so
     that a processor's state of a sequence moves with it.
 
-    `max_known_rows`: number of rows that processors may have state of; `previous` are the certain
-    ones.
+    `max_known_rows`: number of rows that processors may have state for, of which `previous` are
+    certain.
     """
     staying, already_present = set(map(id, current)), set(map(id, previous))
     rows: list[RequestSamplingState | None] = [
@@ -159,7 +160,7 @@ def batch_update(
 def _moves(
     rows: list[RequestSamplingState | None], order: Sequence[RequestSamplingState]
 ) -> list[MovedRequest]:
-    """The moves that bring `rows` into this order."""
+    """Return the moves that bring `rows` into this order."""
     row_of = {id(state): row for row, state in enumerate(rows) if state is not None}
     moves: list[MovedRequest] = []
     for target, state in enumerate(order):

@@ -1,6 +1,7 @@
-"""`LogitsProcessor`: what a package or a program subclasses to change logits, as in vLLM (V1).
+"""`LogitsProcessor`: base class for plug-ins that modify logits, as in vLLM (V1).
 
-One is made for the engine, told which requests stand in which row, and given all rows at once.
+The engine creates one instance, which is notified of changes of the rows and receives all rows of a
+step at once.
 """
 
 from __future__ import annotations
@@ -29,28 +30,28 @@ RequestLogitsProcessor = Callable[..., Tensor]
 
 
 class MoveDirectionality(Enum):
-    """Whether what stood in the other row comes back."""
+    """Direction of a move: one way, or a swap of two rows."""
 
     UNIDIRECTIONAL = auto()
     SWAP = auto()
 
 
-#: A row that nobody has any more.
+#: A row that no request occupies any more.
 RemovedRequest = int
-#: Row, parameters, prompt ids (None: the prompt is vectors), and the live list of output ids.
+#: Row, parameters, prompt ids (None: the prompt is embeddings), and the live list of output ids.
 AddedRequest = tuple[int, SamplingParams, list[int] | None, list[int]]
-#: From row, to row, and how.
+#: Source row, target row, and direction.
 MovedRequest = tuple[int, int, MoveDirectionality]
 
 
 @dataclass(frozen=True, slots=True)
 class BatchUpdate:
-    """How the rows changed since the last step.
+    """Changes of the rows since the last step.
 
     Attributes:
-        batch_size: rows of this step.
-        removed, added, moved: to be followed in this order. A request that is added may take the
-            place of another, which isn't among `removed` then.
+        batch_size: number of rows of this step.
+        removed, added, moved: to be applied in this order. An added request may replace another
+            one in its row, which isn't among `removed` then.
     """
 
     batch_size: int
@@ -60,20 +61,20 @@ class BatchUpdate:
 
 
 class LogitsProcessor(ABC):
-    """Changes the logits of a step.
+    """Modifies the logits of a step.
 
-    A step's rows are the sequences that get a token by it. One that is left out of a step, or was
-    preempted, is added again with its output so far.
+    A step's rows are the sequences that get a token in it. A sequence that was left out of a step,
+    or preempted, is added again with its output so far.
 
     Args:
-        vllm_config: the engine's settings by vLLM's names. device: of the logits.
-        is_pin_memory: whether host memory should be pinned for copies to it.
+        vllm_config: the engine's settings by vLLM's names. device: device of the logits.
+        is_pin_memory: whether to pin host memory for copies to the device.
     """
 
     @classmethod
     def validate_params(cls, sampling_params: SamplingParams) -> None:
-        """Raise `ValueError` for parameters, `extra_args` above all, that can't be followed: the
-        request is refused with its text.
+        """Raise `ValueError` for unsupported parameters, `extra_args` in particular: the request is
+        rejected with its message.
         """
         return
 
@@ -83,31 +84,31 @@ class LogitsProcessor(ABC):
 
     @abstractmethod
     def apply(self, logits: Tensor) -> Tensor:
-        """The logits changed: float32 [rows, vocab], which may be written to."""
+        """Return modified logits, float32 [rows, vocab]; they may be modified in place."""
         raise NotImplementedError
 
     @abstractmethod
     def is_argmax_invariant(self) -> bool:
-        """Whether the likeliest token stays the likeliest: then it sees the logits as they are
-        drawn from, after penalties and temperature, and steps without a draw pass it by.
+        """Whether the argmax never changes. If so, it receives the logits after penalties and
+        temperature, and is skipped in steps that sample nothing.
         """
         raise NotImplementedError
 
     @abstractmethod
     def update_state(self, batch_update: BatchUpdate | None) -> None:
-        """Called before each `apply`. None: the rows are those of the last step."""
+        """Called before each `apply`. None: the rows are unchanged."""
         raise NotImplementedError
 
 
 class AdapterLogitsProcessor(LogitsProcessor):
-    """Gives each request a function of its own, which sees that request's row alone."""
+    """Gives each request a separate function, which receives that request's row only."""
 
     def __init__(self, vllm_config: Any, device: torch.device, is_pin_memory: bool) -> None:
         self.req_info: dict[int, partial[Tensor]] = {}
 
     @abstractmethod
     def new_req_logits_processor(self, params: SamplingParams) -> RequestLogitsProcessor | None:
-        """The function for a request with these parameters; None: it has none."""
+        """Return the function for a request with these parameters; None: it has none."""
         raise NotImplementedError
 
     def update_state(self, batch_update: BatchUpdate | None) -> None:
@@ -137,7 +138,7 @@ def takes_prompt(function: RequestLogitsProcessor) -> bool:
     """Whether it is fn(prompt ids, output ids, logits) rather than fn(output ids, logits)."""
     try:
         return len(inspect.signature(function).parameters) == 3
-    except (TypeError, ValueError):  # built in: no signature to read
+    except (TypeError, ValueError):  # a built-in without a signature
         return False
 
 
@@ -146,9 +147,9 @@ def process_dict_updates(
     batch_update: BatchUpdate | None,
     new_state: Callable[[SamplingParams, list[int] | None, list[int]], State | None],
 ) -> bool:
-    """Keep a dict of states by row true to an update; whether anything changed.
+    """Apply an update to a dict of states by row; return whether anything changed.
 
-    `new_state` makes the state of a request that is added, or None where it has none.
+    `new_state` creates the state of an added request, or returns None if it has none.
     """
     if batch_update is None:
         return False
@@ -179,13 +180,13 @@ GROUP = "quire.logits_processors"
 def processor_classes(
     config: EngineConfig, *, pools: bool, model_classes: Sequence[str] = ()
 ) -> list[type[LogitsProcessor]]:
-    """Those that installed packages name, those of `logits_processors`, then the model's.
+    """Return those of installed packages, those of `logits_processors`, then the model's.
 
     Args:
-        pools: the model gives vectors, labels or scores, and chooses no tokens.
-        model_classes: module:Class of each that the model's family brings.
+        pools: whether the model returns embeddings, labels or scores instead of tokens.
+        model_classes: module:Class of the processors that the model's family defines.
 
-    Raises `ConfigError` for what is no such class, and where they can't be used.
+    Raises `ConfigError` for invalid classes, and for models that don't support them.
     """
     named: Sequence[Any] = config.logits_processors or ()
     points = selected_entry_points(GROUP)
@@ -214,7 +215,7 @@ def _class(named: Any) -> type[LogitsProcessor]:
             resolved = import_module(module)
             for part in path.split("."):
                 resolved = getattr(resolved, part)
-        except Exception as error:  # of a module's own code, whatever it raises
+        except Exception as error:  # from the module's code
             raise ConfigError(
                 f"The logits processor {named} can't be loaded: {type(error).__name__}: {error}",
                 param="logits_processors",

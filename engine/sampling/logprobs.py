@@ -1,4 +1,4 @@
-"""Log probabilities of the model itself: before temperature, penalties and filters."""
+"""Raw log probabilities: before temperature, penalties and filters."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from engine.contract.messages import TokenLogprobs
 from kernels import KernelSet
 from kernels.logit_edits import TopLogprobs
 
-#: Positions of a prompt that are worked on at once; float32 copies of the logits stay this small.
+#: Number of a prompt's positions processed at once, which bounds the float32 copies of logits.
 CHUNK = 256
 
 
 class LogprobsTensors(NamedTuple):
-    """Log probabilities of chosen tokens, not yet looked at: so they can be on their way from a
-    device while it goes on.
+    """Log probabilities of chosen tokens as tensors, so that copies from a device can overlap with
+    its work.
 
     Attributes:
-        ids, values: [n, 1 + k] the chosen token's, then those of the k largest logits.
+        ids, values: [n, 1 + k] of the chosen token, then of the k largest logits.
         ranks: int64 [n] of the chosen tokens. top_ranks: int64 [n, k] of the others.
-        finite: bool [n], whether the row's logits make sense.
+        finite: bool [n], whether the row's logits are valid.
     """
 
     ids: Tensor
@@ -34,7 +34,7 @@ class LogprobsTensors(NamedTuple):
     finite: Tensor
 
     def to_lists(self, counts: Sequence[int]) -> list[TokenLogprobs]:
-        """Row i with its `counts[i]` top tokens."""
+        """Return the entry of row i with its `counts[i]` top tokens."""
         return [
             TokenLogprobs(row_ids[: k + 1], row_values[: k + 1], [rank, *row_top_ranks[:k]])
             for row_ids, row_values, rank, row_top_ranks, k in zip(
@@ -50,13 +50,13 @@ class LogprobsTensors(NamedTuple):
 
 @dataclass(slots=True)
 class LogprobsComputer:
-    """Log probabilities of some rows, before it's known which tokens are chosen.
+    """Computes log probabilities of some rows, whose chosen tokens are still unknown.
 
     Attributes:
-        logits: [n, vocab] float32, not to be changed.
-        k: how many top tokens a row.
-        ops: kernels of the logits' device; None: torch.
-        asked: rows -> the tokens that are scored in place of their top ones.
+        logits: [n, vocab] float32, must not be modified.
+        k: number of top tokens per row.
+        ops: kernels for the logits' device; None: torch.
+        asked: rows -> tokens to score instead of their top ones.
     """
 
     logits: Tensor
@@ -65,7 +65,7 @@ class LogprobsComputer:
     asked: dict[int, list[int]] = field(default_factory=dict)
 
     def table(self, token_ids: Tensor) -> LogprobsTensors:
-        """For the chosen tokens ([n])."""
+        """Return the table for the chosen tokens ([n])."""
         k, top_ids = min(self.k, self.logits.shape[-1]), None
         if self.ops is not None:
             top_ids = self.ops.top_logprobs(self.logits.contiguous(), token_ids.contiguous(), k)
@@ -95,11 +95,11 @@ class LogprobsComputer:
         )
 
     def _score(self, token_ids: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """[n] each: log probabilities, the rows' logsumexps, ranks."""
+        """Return [n] each: log probabilities, the rows' logsumexps, ranks."""
         logits = self.logits
         if self.ops is not None and self.ops.edits is not None:
             return self.ops.edits.token_logprobs(logits.contiguous(), token_ids.contiguous())
-        # torch's log_softmax is one fused pass, its logsumexp several: read it off the former.
+        # torch's log_softmax is one fused pass, its logsumexp several: derive it from the former.
         best = logits.argmax(dim=-1, keepdim=True)
         log_best = torch.log_softmax(logits, dim=-1).gather(1, best)
         normalizer = (logits.gather(1, best) - log_best).squeeze(-1)
@@ -108,12 +108,12 @@ class LogprobsComputer:
         return chosen.squeeze(-1) - normalizer, normalizer, ranks
 
     def compute(self, token_ids: Tensor, counts: Sequence[int]) -> list[TokenLogprobs]:
-        """Entries for the chosen tokens ([n]), row i with its `counts[i]` top tokens."""
+        """Return entries for the chosen tokens ([n]), row i with its `counts[i]` top tokens."""
         return self.table(token_ids).to_lists(counts)
 
 
 def _ranks(values: Tensor) -> Tensor:
-    """1-based ranks of values that are sorted downwards ([n, k]); equal values share the best."""
+    """Return 1-based ranks of values in descending order ([n, k]); equal values share a rank."""
     order = torch.arange(1, values.shape[-1] + 1, device=values.device).expand(values.shape)
     if values.shape[-1] < 2:
         return order
@@ -126,16 +126,16 @@ def _ranks(values: Tensor) -> Tensor:
 def prompt_logprobs(
     logits: Tensor, next_token_ids: Tensor, k: int, ops: KernelSet | None = None
 ) -> list[TokenLogprobs]:
-    """Log probabilities of a prompt's tokens.
+    """Return log probabilities of a prompt's tokens.
 
     Args:
         logits: [n, vocab], any float type; row i is the model's output at some position.
-        next_token_ids: [n] int64, the prompt's token that follows each position.
-        k: how many top tokens beside it.
-        ops: kernels that score the tokens; None: torch does.
+        next_token_ids: [n] int64, the prompt's token after each position.
+        k: number of top tokens.
+        ops: kernels that score the tokens; None: torch.
 
     Returns:
-        n entries; the first of a prompt (which nothing precedes) is the caller's to add as None.
+        n entries; the caller adds None for the first token, which has no log probability.
     """
     entries: list[TokenLogprobs] = []
     for start in range(0, logits.shape[0], CHUNK):
@@ -146,9 +146,9 @@ def prompt_logprobs(
 
 
 def best_candidates(logits: Tensor, counts: Sequence[int]) -> list[TokenLogprobs]:
-    """The `counts[i]` likeliest tokens of each row of `logits` ([n, vocab], float32), best first.
+    """Return the `counts[i]` most likely tokens of each row of `logits` ([n, vocab], float32).
 
-    Tokens that are impossible (minus infinity) are left out; a row with NaN has none.
+    Best first, without impossible tokens (minus infinity); a row with NaN has none.
     """
     log_probs = torch.log_softmax(logits, dim=-1)
     values, ids = log_probs.topk(min(max(counts), logits.shape[-1]), dim=-1)

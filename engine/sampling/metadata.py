@@ -1,5 +1,5 @@
-"""`SamplingMetadata`: what the sampler derives from a list of sequences, kept while that list
-stays."""
+"""`SamplingMetadata`: what the sampler derives from a list of sequences, cached while the list is
+unchanged."""
 
 from __future__ import annotations
 
@@ -22,22 +22,22 @@ from engine.sampling.topk_topp import CANDIDATES, FilterParams, uniforms
 from kernels.logit_edits import LogitEdits
 from kernels.tensors import to_device
 
-#: Up to this top_k, rows are settled by their largest logits alone.
+#: Maximum top_k for which a row is sampled from its largest logits alone.
 SMALL_TOP_K = 256
-#: Positions whose random numbers are made at once.
+#: Number of positions whose random numbers are generated at once.
 LOOKAHEAD = 32
 
 
 @cache
 def _no_rows(device: torch.device) -> Tensor:
-    """The index of none: most batches have no rows of most kinds, and steps with a prompt in them a
-    new batch each.
+    """Return the shared empty index: most batches have no rows of most kinds, and each step with a
+    prompt is a new batch.
     """
     return torch.empty(0, dtype=torch.int64, device=device)
 
 
 class RowSelection:
-    """Some rows of the logits. `index` is None where they are all of them, so nothing is copied."""
+    """Some rows of the logits. `index` is None for all rows, so that nothing is copied."""
 
     def __init__(self, rows: Sequence[int], total: int, device: torch.device) -> None:
         self.rows = list(rows)
@@ -51,7 +51,7 @@ class RowSelection:
         return len(self.rows)
 
     def of(self, tensor: Tensor) -> Tensor:
-        """These rows of `tensor`: itself, or a copy."""
+        """Return these rows of `tensor`: the tensor itself, or a copy."""
         return tensor if self.index is None else tensor[self.index]
 
     def put(self, tensor: Tensor, values: Tensor) -> None:
@@ -64,7 +64,7 @@ class RowSelection:
 
 @dataclass(slots=True)
 class FilteredRows:
-    """Rows that are drawn from under filters."""
+    """Rows that are sampled with filters."""
 
     rows: RowSelection
     filters: FilterParams
@@ -80,20 +80,20 @@ def _num_candidates(params: SamplingParams, eos_token_ids: Sequence[int]) -> int
 
 
 def seeds_of(states: Sequence[RequestSamplingState]) -> NDArray[np.uint64]:
-    """uint64 [len(states)]."""
+    """Return the seeds, uint64 [len(states)]."""
     return np.array([state.seed % 2**64 for state in states], dtype=np.uint64)
 
 
 class SamplingMetadata:
-    """A list of sequences, sorted by how each is sampled.
+    """A list of sequences, grouped by how they are sampled.
 
     Attributes:
-        states: one a row.
-        greedy: rows that take the likeliest token.
+        states: one per row.
+        greedy: rows that take the most likely token.
         free: random rows without filters, with `free_temperature` ([n, 1] float32; None if all 1).
-        filtered: random rows with filters, in groups that share a width.
-        beams: rows of beams; `num_candidates` says how many next tokens each is given.
-        logprobs: rows that want log probabilities; `num_logprobs` says how many each.
+        filtered: random rows with filters, in groups of equal width.
+        beams: rows of beams; `num_candidates`: number of next tokens for each.
+        logprobs: rows with log probabilities; `num_logprobs`: number of top tokens for each.
         seeds: uint64 [rows].
     """
 
@@ -122,7 +122,7 @@ class SamplingMetadata:
         self.greedy = self._rows([row for row in drawn if params[row].greedy])
         self.logprobs = self._rows([row for row in drawn if params[row].logprobs is not None])
         self.num_logprobs = [params[row].logprobs or 0 for row in self.logprobs.rows]
-        #: Places among `logprobs.rows` -> the tokens that are scored instead of the top ones.
+        #: Indices into `logprobs.rows` -> tokens that are scored instead of the top ones.
         self.logprob_token_ids = {
             index: requested
             for index, row in enumerate(self.logprobs.rows)
@@ -137,7 +137,7 @@ class SamplingMetadata:
         return RowSelection(rows, len(self.states), self.device)
 
     def _sort_random(self, random: list[int], params: list[SamplingParams]) -> None:
-        """Split the random rows into free ones, and those with small and with wide filters."""
+        """Split random rows into those without filters, with narrow and with wide ones."""
         free = [row for row in random if not _is_filtered(params[row], self.vocab_size)]
         self.free = self._rows(free)
         self.free_temperature: Tensor | None = None
@@ -174,9 +174,9 @@ class SamplingMetadata:
         return FilteredRows(self._rows(rows), filters)
 
     def uniforms(self, lengths: NDArray[np.int64] | None = None) -> Tensor:
-        """[rows] float64 in [0, 1), each of its sequence's seed and position alone.
+        """Return [rows] float64 in [0, 1), each a function of its sequence's seed and position.
 
-        `lengths`: how many tokens each has generated; None: as the states say.
+        `lengths`: number of generated tokens of each; None: as in the states.
         """
         if lengths is None:
             lengths = np.array([len(state.output_token_ids) for state in self.states], np.int64)
@@ -192,7 +192,7 @@ class SamplingMetadata:
 
     @property
     def reads_outputs(self) -> bool:
-        """Whether what is chosen depends on tokens chosen before, other than by the logits."""
+        """Whether sampling depends on earlier tokens in other ways than through the logits."""
         return bool(
             self.penalised
             or self.beams.rows
@@ -202,5 +202,5 @@ class SamplingMetadata:
 
     @property
     def is_unmodified(self) -> bool:
-        """Whether the logits are used as the model gave them."""
+        """Whether the model's logits are used unchanged."""
         return self.constraints.empty and self.processors.empty and not self.penalised

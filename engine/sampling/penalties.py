@@ -19,11 +19,11 @@ _CAPACITY = 256
 
 @dataclass(slots=True)
 class _SlotState:
-    """The part of a sequence's output that the device's table has.
+    """The part of a sequence's output that is in the device's table.
 
     Attributes:
         sent: number of output tokens in the slot.
-        resets: `TokenCounts.resets` at that time; another value means that the slot is stale.
+        resets: `TokenCounts.resets` at that time; a different value means that the slot is stale.
     """
 
     slot: int
@@ -32,9 +32,9 @@ class _SlotState:
 
 
 class GpuPenalties:
-    """Penalties by kernels. The table of tokens stays on the device; a step sends what is new.
+    """Penalties by kernels. The table of tokens stays on the device; a step sends only new tokens.
 
-    A sequence keeps its slot as long as it is in each batch.
+    A sequence keeps its slot while it is in every batch.
     """
 
     def __init__(self, edits: LogitEdits, vocab_size: int, device: torch.device) -> None:
@@ -64,11 +64,11 @@ class GpuPenalties:
         )
 
     def has_capacity(self, vocab_size: int, device: torch.device) -> bool:
-        """Whether it is for logits like these."""
+        """Whether it applies to these logits' device and shape."""
         return (vocab_size, device) == (self._vocab_size, self._device)
 
     def apply(self, logits: Tensor) -> None:
-        """Penalise `logits` ([rows, vocab], float32) in place."""
+        """Penalize `logits` ([rows, vocab], float32) in place."""
         if self._rows is None:
             return
         lengths = [len(state.token_counts(self._vocab_size).ids) for state in self._states]
@@ -82,7 +82,7 @@ class GpuPenalties:
         self._edits.apply_penalties(logits, self._rows, self._table, self._ints(lengths))
 
     def _token_updates(self, state: RequestSamplingState) -> NDArray[np.int32]:
-        """[4, m]: slot, columns, ids and counts of the tokens that the slot lacks."""
+        """Return [4, m]: slot, columns, ids and counts of tokens that the slot lacks."""
         slot, counts = self._slots[state], state.token_counts(self._vocab_size)
         if slot.resets != counts.resets:
             columns = np.arange(len(counts.ids))
@@ -94,7 +94,7 @@ class GpuPenalties:
         return updates.astype(np.int32)
 
     def _reserve(self, num_tokens: int) -> None:
-        """Grow the table to twice what is needed where it is too small, and rewrite all slots."""
+        """If the table is too small, grow it to twice the needed size and rewrite all slots."""
         num_slots, capacity = self._table.ids.shape
         required = max((slot.slot for slot in self._slots.values()), default=0) + 1
         if required <= num_slots and num_tokens <= capacity:
@@ -127,9 +127,9 @@ def is_penalised(state: RequestSamplingState) -> bool:
 
 
 class Penalties:
-    """The penalised sequences of a batch.
+    """The penalized sequences of a batch.
 
-    Only tokens that occur are changed, so the cost depends on the lengths, not the vocabulary.
+    Only tokens that occur are modified, so the cost depends on lengths, not on the vocabulary.
     """
 
     def __init__(self, rows: Sequence[int], states: Sequence[RequestSamplingState]) -> None:
@@ -143,7 +143,7 @@ class Penalties:
         )
 
     def apply(self, logits: Tensor) -> None:
-        """Penalise `logits` ([rows, vocab], float32) in place."""
+        """Penalize `logits` ([rows, vocab], float32) in place."""
         counts = [state.token_counts(logits.shape[-1]) for state in self.states]
         sizes = [len(count.ids) for count in counts]
         ids = np.concatenate([count.ids for count in counts])

@@ -1,9 +1,9 @@
-"""`TypicalAcceptanceSampler`: drafts hold where they are likely enough, whatever would have been
-drawn.
+"""`TypicalAcceptanceSampler`: accepts drafts that are likely enough, even if another token would
+have been sampled.
 
-Hewitt et al. 2022 (eta sampling), as Cai et al. 2024 ("Medusa") accept drafts with it: one
-holds if p(draft) > min(threshold, alpha * exp(-H(p))). It makes more drafts hold, and the text is
-no longer distributed as the model's. Greedy sequences are as without.
+Eta sampling (Hewitt et al. 2022) as acceptance rule for drafts, after Cai et al. 2024 ("Medusa"): a
+draft is accepted if p(draft) > min(threshold, alpha * exp(-H(p))). More drafts are accepted, but
+the text no longer follows the model's distribution. Greedy sequences are not affected.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from engine.sampling.request_state import RequestSamplingState
 
 @dataclass(frozen=True, slots=True)
 class TypicalAcceptanceSampler:
-    """`threshold` and `alpha` by the manual's names: `posterior_threshold`, `posterior_alpha`."""
+    """`threshold` and `alpha`: vLLM's `posterior_threshold` and `posterior_alpha`."""
 
     threshold: float
     alpha: float
@@ -33,12 +33,12 @@ class TypicalAcceptanceSampler:
         states: Sequence[RequestSamplingState],
         drafts: Mapping[int, int] | None,
     ) -> dict[int, int]:
-        """The rows whose draft holds, and the draft.
+        """Return the rows whose draft is accepted, and the draft.
 
         Args:
-            logits: float32 [rows, vocab], all that is changed but temperature and filters.
+            logits: float32 [rows, vocab], after all changes except temperature and filters.
             states: [rows].
-            drafts: row -> the draft that stands in its place; None: there are none.
+            drafts: row -> draft at its position; None: there are none.
         """
         rows = [row for row in drafts or () if not states[row].params.greedy]
         if not drafts or not rows:
@@ -56,7 +56,7 @@ class TypicalAcceptanceSampler:
 
 
 def make_rejection_sampler(config: EngineConfig) -> TypicalAcceptanceSampler | None:
-    """Which drafts hold beside those that the model draws itself, by the settings; None: none."""
+    """Return the sampler that accepts further drafts by the settings; None: no sampler."""
     if not config.speculative_config:
         return None
     speculative_config = SpeculativeConfig.from_mapping(config.speculative_config)
@@ -68,9 +68,9 @@ def make_rejection_sampler(config: EngineConfig) -> TypicalAcceptanceSampler | N
 
 
 def filtered_probabilities(logits: Tensor, params: Sequence[SamplingParams]) -> Tensor:
-    """float64 [n, vocab]: what a row's token is drawn by, after temperature and filters.
+    """Return float64 [n, vocab]: sampling probabilities after temperature and filters.
 
-    Rows that nothing can be drawn from are NaN.
+    Rows that can't be sampled are NaN.
     """
 
     def column(values: list[float]) -> Tensor:

@@ -1,4 +1,4 @@
-"""`RequestSamplingState`: what the sampler must know of one sequence."""
+"""`RequestSamplingState`: the sampler's state of one sequence."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from engine.contract.sampling_params import SamplingParams
 
 
 class TokenCounts:
-    """Distinct tokens of a sequence as growing arrays, so that penalties touch only those.
+    """Distinct tokens of a sequence in growing arrays, so that penalties touch only those.
 
     Args:
-        prompt: tokens that count as present with no occurrence in the output.
-        vocab_size: ids outside [0, vocab_size) are left out (placeholders of images have such).
+        prompt: tokens that count as present, with no occurrence in the output.
+        vocab_size: ids outside [0, vocab_size) are left out, such as placeholders of images.
 
     Attributes:
-        resets: how often all was counted anew; until then a token keeps its place.
+        resets: number of complete recounts; a token's index only changes with these.
     """
 
     __slots__ = ("_counts", "_ids", "_seen", "_slots", "_vocab_size", "prompt", "resets")
@@ -40,7 +40,7 @@ class TokenCounts:
         self._seen = 0
 
     def update(self, output: Sequence[int]) -> None:
-        """Take in what `output` has beyond the last call; a shortened output is counted anew."""
+        """Add new tokens of `output` since the last call; recount if the output was shortened."""
         if len(output) < self._seen:
             self._reset()
         self._add(output[self._seen :] if self._seen else output)
@@ -58,7 +58,7 @@ class TokenCounts:
             self._counts[slot] += 1
 
     def find_indexes(self, tokens: Iterable[int]) -> NDArray[np.int64]:
-        """[distinct] indexes of tokens that have been counted, in `ids` and `counts`."""
+        """[distinct] indices of counted tokens in `ids` and `counts`."""
         distinct = {self._slots[token] for token in tokens if token in self._slots}
         return np.fromiter(distinct, np.int64, len(distinct))
 
@@ -75,16 +75,16 @@ class TokenCounts:
 
 @dataclass(slots=True, eq=False)
 class RequestSamplingState:
-    """One sequence's sampling state. The runner makes it once and keeps it for the sequence's life.
+    """One sequence's sampling state, which the runner keeps as long as the sequence.
 
     Attributes:
-        params: not to be changed afterwards.
+        params: must not be modified.
         prompt_token_ids: [num_prompt_tokens].
-        output_token_ids: the live list; the runner appends to it. Its length is the position that
-            the next token is drawn for, so a sequence that is resumed or recomputed goes on with
-            the same random numbers.
-        seed: [0, 2**64); resolved, and another for each output of a request.
-        vocab_size: columns of its logits, where an adapter brings tokens; 0: the model's.
+        output_token_ids: the live list, which the runner appends to. Its length is the position to
+            sample for, so a sequence that is resumed or recomputed continues with the same random
+            numbers.
+        seed: [0, 2**64), different for each output of a request.
+        vocab_size: number of its logits if an adapter adds tokens; 0: the model's.
         counts: the sampler's cache for penalties.
     """
 
@@ -96,7 +96,7 @@ class RequestSamplingState:
     counts: TokenCounts | None = field(default=None, init=False, repr=False)
 
     def with_drafts(self, drafts: Sequence[int]) -> list[RequestSamplingState]:
-        """What the sequence is once the first draft holds, the first two, and so on."""
+        """Yield the states after the first draft is accepted, after the second, and so on."""
         return [
             RequestSamplingState(
                 self.params,
@@ -109,7 +109,7 @@ class RequestSamplingState:
         ]
 
     def token_counts(self, vocab_size: int) -> TokenCounts:
-        """Tokens to penalise, up to date. The prompt's count for the repetition penalty alone."""
+        """Return up-to-date counts; the prompt is included for the repetition penalty only."""
         if self.counts is None:
             counts_prompt = self.params.repetition_penalty != 1.0
             self.counts = TokenCounts(self.prompt_token_ids if counts_prompt else (), vocab_size)

@@ -1,4 +1,4 @@
-"""`Sampler`: one step's logits to one token for each sequence."""
+"""`Sampler`: samples one token per sequence from a step's logits."""
 
 from __future__ import annotations
 
@@ -31,16 +31,16 @@ from kernels import KernelSet
 from kernels.compiled_decoder import LogitEditParams, StepSamplingParams
 from kernels.logit_edits import LogitEdits
 
-#: Edits of a sequence whose logits stay as they are.
+#: Edits of a sequence whose logits stay unchanged.
 NO_EDITS = LogitEditParams()
 
 
 def logit_edits_for(
     state: RequestSamplingState, eos_token_ids: Sequence[int], vocab_size: int
 ) -> LogitEditParams:
-    """A sequence's edits for a compiled step.
+    """A sequence's logit edits for a compiled step.
 
-    They give the same bits as `Constraints`, `Penalties` and `LogprobsComputer`.
+    Results are bit-identical to `Constraints`, `Penalties` and `LogprobsComputer`.
     """
     params = state.params
     if not (
@@ -86,12 +86,11 @@ class SamplerOutput:
 
     Attributes:
         token_ids: [rows] int64, on the logits' device; `INVALID_TOKEN` (-1) in rows with an error.
-        logprobs: [rows]; None for a sequence that requests none. They are the model's own, before
-            temperature, penalties and filters.
+        logprobs: [rows]; None for sequences without them. They are raw: before temperature,
+            penalties and filters.
         errors: row -> error message; other rows are unaffected.
-        candidates: row of a beam -> its likeliest next tokens, best first, by their log
-            probabilities after constraints, penalties and temperature. Its token is
-            `INVALID_TOKEN`.
+        candidates: row of a beam -> its most likely next tokens, best first, by log probability
+            after constraints, penalties and temperature. The row's token is `INVALID_TOKEN`.
     """
 
     token_ids: Tensor
@@ -102,12 +101,12 @@ class SamplerOutput:
 
 @dataclass(slots=True)
 class PendingSamplerOutput:
-    """A `SamplerOutput` whose tensors may still be computed by the device.
+    """A `SamplerOutput` whose tensors the device may still be computing.
 
     Attributes:
-        token_ids: [rows] int64, on the logits' device; `INVALID_TOKEN` where none can be chosen.
+        token_ids: [rows] int64, on the logits' device; `INVALID_TOKEN` if sampling failed.
         errors, candidates: see `SamplerOutput`.
-        table: log probabilities for `rows`, each with its `counts` top tokens.
+        table: log probabilities of `rows`, each with its `counts` top tokens.
     """
 
     token_ids: Tensor
@@ -124,7 +123,7 @@ class PendingSamplerOutput:
 
     @torch.inference_mode()
     def finalize(self, tensors: Sequence[Tensor]) -> SamplerOutput:
-        """The output, from `self.tensors` or copies of them on the host."""
+        """Return the output from `self.tensors`, or from copies of them on the host."""
         token_ids, *table = tensors
         logprobs: list[TokenLogprobs | None] = [None] * len(token_ids)
         errors = dict(self.errors)
@@ -147,15 +146,15 @@ class PendingSamplerOutput:
 class Sampler:
     """Samples tokens. One instance serves one engine, and caches what it derived of the last batch.
 
-    The order of operations: raw log probabilities; allowed_token_ids; bad words; min_tokens;
-    logit_bias; logits processors, the engine's and a request's; penalties; grammar masks; then
-    greedy rows take the maximum, and the others temperature, the engine's processors that leave the
-    maximum what it is, min-p, top-k, top-p and a draw.
+    Order of operations: raw log probabilities; allowed_token_ids; bad words; min_tokens;
+    logit_bias; logits processors, the engine's and a request's; penalties; grammar masks. Then
+    greedy rows take the argmax; the others get temperature, the engine's argmax-invariant
+    processors, min-p, top-k, top-p and a random draw.
 
     Args:
         eos_token_ids: tokens that `min_tokens` forbids unless `ignore_eos`.
         ops: kernels to sample with; None: torch.
-        acceptance: accepts further drafts than those that are drawn; None: none.
+        acceptance: accepts more drafts than those that are sampled; None: doesn't.
         custom: the engine's logits processors.
     """
 
@@ -181,14 +180,14 @@ class Sampler:
         mask: TokenBitmask | None = None,
         drafts: Mapping[int, int] | None = None,
     ) -> SamplerOutput:
-        """The next token of each sequence.
+        """Sample the next token of each sequence.
 
         Args:
             logits: [rows, vocab], any float type. May be overwritten.
-            states: [rows]. What is derived from them is cached while the same objects come in the
-                same order.
-            mask: bitmasks of grammars, for some of the rows.
-            drafts: row -> the draft that its token is checked against.
+            states: [rows]. Derived data is cached as long as the same objects come in the same
+                order.
+            mask: grammar bitmasks for some of the rows.
+            drafts: row -> the draft that its token is compared with.
 
         Raises:
             ValueError: the number of rows and of states differ.
@@ -221,7 +220,7 @@ class Sampler:
         if len(batch.logprobs):
             scored = batch.logprobs.of(logits).float()
             if not untouched and scored.data_ptr() == logits.data_ptr():
-                scored = scored.clone()  # the logits are changed in place below
+                scored = scored.clone()  # the logits are modified in place below
             raw = LogprobsComputer(
                 scored, max(batch.num_logprobs), self.ops_for(scored), batch.logprob_token_ids
             )
@@ -246,7 +245,7 @@ class Sampler:
         return choice
 
     def for_vocabulary(self) -> Sampler:
-        """A sampler for another vocabulary, with logits processors of its own."""
+        """Return a sampler for another vocabulary size, with separate logits processors."""
         custom = None if self._custom is None else self._custom.sibling()
         return Sampler(self._eos_token_ids, self._ops, self._acceptance, custom)
 
@@ -265,7 +264,7 @@ class Sampler:
     def step_choice(
         self, states: Sequence[RequestSamplingState], vocab_size: int
     ) -> StepSamplingParams | None:
-        """Sampling parameters of plain sequences for the kernels; None: all are greedy."""
+        """Return sampling parameters of plain sequences for the kernels; None: all are greedy."""
         edits = [logit_edits_for(state, self._eos_token_ids, vocab_size) for state in states]
         has_edits = any(edit is not NO_EDITS for edit in edits)
         if not has_edits and all(state.params.greedy for state in states):
@@ -340,7 +339,7 @@ class Sampler:
         self._penalties.assign(batch.penalties.rows.tolist(), batch.penalties.states)
 
     def _adjust(self, logits: Tensor, batch: SamplingMetadata) -> dict[int, str]:
-        """Apply everything up to penalties to `logits` in place; returns errors by row."""
+        """Apply everything up to penalties to `logits` in place; return errors by row."""
         if not batch.constraints.empty:
             batch.constraints.apply(logits)
         if self._custom is not None:
@@ -359,7 +358,7 @@ class Sampler:
     def _choose(
         self, logits: Tensor, batch: SamplingMetadata, lengths: NDArray[np.int64] | None
     ) -> Tensor:
-        """[rows] tokens."""
+        """Return [rows] tokens."""
         if len(batch.greedy) == len(logits):
             return self._greedy(logits)
         if self._compiled is not None and self._compiled.supports(logits):
@@ -381,7 +380,7 @@ class Sampler:
 
 
 def _greedy(logits: Tensor) -> Tensor:
-    """[n] likeliest tokens; `INVALID_TOKEN` where the largest logit isn't finite."""
+    """Return the [n] most likely tokens; `INVALID_TOKEN` if the largest logit isn't finite."""
     best = logits.argmax(dim=-1)
     value = logits.gather(1, best[:, None]).squeeze(-1)
     return torch.where(torch.isfinite(value), best, INVALID_TOKEN)

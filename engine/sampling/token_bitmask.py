@@ -1,4 +1,4 @@
-"""Grammar masks on logits: what the grammar forbids gets no chance."""
+"""Grammar masks on logits: tokens that a grammar forbids get probability 0."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ NEVER = float("-inf")
 
 @dataclass(slots=True)
 class TokenBitmask:
-    """Masks for some rows of the logits.
+    """Grammar masks for some rows of the logits.
 
     Attributes:
         rows: [n] rows of the logits.
-        bits: int32 [n, words]; bit t % 32 of word t // 32 is set where token t may come. At least
-            as many bits as the vocabulary has tokens.
-        eos_only: positions in `rows` whose allowed tokens come whatever else forbids them.
+        bits: int32 [n, words]; bit t % 32 of word t // 32 is set if token t is allowed. At least as
+            many bits as the vocabulary has tokens.
+        eos_only: indices into `rows` whose allowed tokens override all other constraints.
     """
 
     rows: list[int]
@@ -32,7 +32,7 @@ class TokenBitmask:
     eos_only: list[int]
 
     def of(self, rows: Sequence[int]) -> TokenBitmask | None:
-        """Those among `rows`, by their places there; None: there are none."""
+        """Return the masks of `rows`, indexed by position there; None if there are none."""
         index_by_row = {row: index for index, row in enumerate(rows)}
         remaining = [n for n, row in enumerate(self.rows) if row in index_by_row]
         if not remaining:
@@ -62,7 +62,7 @@ class TokenBitmask:
         logits[index] = chosen
 
     def _fill(self, chosen: Tensor, forbidden: Tensor) -> None:
-        """`apply` to the rows alone."""
+        """`apply` to logits that contain only the masked rows."""
         if self.eos_only:
             eos_ids = torch.tensor(self.eos_only, dtype=torch.int64, device=chosen.device)
             chosen[eos_ids] = chosen[eos_ids].masked_fill(~forbidden[eos_ids], 0.0)
@@ -80,7 +80,7 @@ class TokenBitmask:
 
 
 def pack_bits(allowed: Sequence[Sequence[int]], vocab_size: int) -> NDArray[np.int32]:
-    """Packed bits [rows, words] of the tokens of each row; ids that no vocabulary has left out."""
+    """Pack each row's tokens into bits [rows, words]; ids outside any vocabulary are dropped."""
     flags = np.zeros((len(allowed), -(-vocab_size // 32) * 32), dtype=np.bool_)
     for row, tokens in zip(flags, allowed, strict=True):
         ids = np.asarray(tokens, dtype=np.int64)
@@ -89,7 +89,7 @@ def pack_bits(allowed: Sequence[Sequence[int]], vocab_size: int) -> NDArray[np.i
 
 
 def unpack_bits(bits: NDArray[np.int32], vocab_size: int, device: torch.device) -> Tensor:
-    """bool [rows, vocab_size] of packed bits: on the host by numpy, else on the device."""
+    """Unpack bits to bool [rows, vocab_size]: on the host by numpy, else on the device."""
     if device == torch.device("cpu"):
         flat = np.unpackbits(bits.view(np.uint8), axis=1, count=vocab_size, bitorder="little")
         return torch.from_numpy(flat.view(np.bool_))
@@ -97,7 +97,7 @@ def unpack_bits(bits: NDArray[np.int32], vocab_size: int, device: torch.device) 
 
 
 def unpack_on_device(bits: Tensor, vocab_size: int) -> Tensor:
-    """bool [rows, vocab_size] of int32 [rows, words], wherever they are."""
+    """Unpack int32 [rows, words] to bool [rows, vocab_size] on their device."""
     shifts = torch.arange(32, dtype=torch.int32, device=bits.device)
     spread = (bits[:, :, None] >> shifts) & 1
     return spread.flatten(1)[:, :vocab_size].bool()

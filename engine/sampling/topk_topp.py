@@ -1,11 +1,12 @@
 """Top-k, top-p and min-p.
 
-Tokens are ordered by (logit downwards, id upwards), so that ties have one answer: each filter keeps
-a prefix of that order. min-p keeps tokens at least `min_p` times as likely as the likeliest; top-k
-the first k; top-p the shortest prefix that holds `top_p` of what min-p and top-k left.
+Tokens are ordered by (logit descending, id ascending), so that ties are resolved uniquely, and each
+filter keeps a prefix of that order. min-p keeps tokens at least `min_p` times as likely as the most
+likely one; top-k the first k; top-p the shortest prefix with a fraction `top_p` of the probability
+that remains after min-p and top-k.
 
-Rows are first tried on their largest few logits, which settles nearly all rows of a trained model,
-then on more of them; the rest go through a radix selection over whole rows. All three give the same
+Rows are first tried with their largest few logits, which suffices for nearly all rows of a trained
+model, then with more; the rest use a radix selection over complete rows. All three give the same
 tokens.
 """
 
@@ -27,7 +28,7 @@ from kernels.tensors import to_device
 
 @dataclass(frozen=True, slots=True)
 class RowSettings:
-    """The settings of all rows, greedy ones included, as `KernelSet.sample` takes them."""
+    """The settings of all rows, including greedy ones, as arguments of `KernelSet.sample`."""
 
     temperature: Tensor
     top_k: Tensor
@@ -38,7 +39,7 @@ class RowSettings:
     def from_states(
         cls, states: Sequence[RequestSamplingState], vocab_size: int, device: torch.device
     ) -> RowSettings:
-        """One row a state."""
+        """Return settings with one row per state."""
         params = [state.params for state in states]
         top_k = [vocab_size if p.top_k < 1 else p.top_k for p in params]
         temperature = [0.0 if p.greedy else p.temperature for p in params]
@@ -50,7 +51,7 @@ class RowSettings:
         )
 
     def with_seeds(self, seeds: NDArray[np.uint64]) -> StepSamplingParams:
-        """The same for kernels that make the random numbers themselves."""
+        """Return settings for kernels that generate the random numbers themselves."""
         return StepSamplingParams(
             self.temperature,
             self.top_k,
@@ -61,11 +62,11 @@ class RowSettings:
 
 
 class KernelSampler:
-    """Samples with the kernels: one call for all rows, without sorting any.
+    """Samples with the kernels: one call for all rows, without sorting.
 
-    The semantics are those of `sample_filtered` and `sample_inverse_cdf` on the same random
-    numbers. Sums are rounded in another order, so a number within rounding of the border between
-    two tokens may take the other one; nothing else differs.
+    The semantics are those of `sample_filtered` and `sample_inverse_cdf` with the same random
+    numbers. Sums are rounded in another order, so a random number within rounding error of the
+    boundary of two tokens may select the other one; nothing else differs.
     """
 
     def __init__(self, ops: KernelSet) -> None:
@@ -74,15 +75,15 @@ class KernelSampler:
         self._settings: RowSettings | None = None
 
     def supports(self, logits: Tensor) -> bool:
-        """Whether the kernels take these logits."""
+        """Whether the kernels support these logits."""
         return logits.dtype == torch.float32 and logits.device.type == self._ops.device.type
 
     def greedy(self, logits: Tensor) -> Tensor:
-        """[n] likeliest tokens of float32 [n, vocab]; -1 where the largest logit isn't finite."""
+        """Return the [n] argmax tokens of float32 [n, vocab]; -1 if the maximum isn't finite."""
         return self._ops.argmax(logits.contiguous())
 
     def sample(self, logits: Tensor, states: list[RequestSamplingState], uniform: Tensor) -> Tensor:
-        """[n] tokens of float32 [n, vocab], each by its state's settings and random number."""
+        """Return [n] tokens of float32 [n, vocab], by each state's settings and random number."""
         if self._settings is None or self._states is not states:
             settings = RowSettings.from_states(states, logits.shape[-1], logits.device)
             self._states, self._settings = states, settings
@@ -103,12 +104,12 @@ INVALID_TOKEN = -1
 
 
 def _below(total: Tensor, uniform: Tensor) -> Tensor:
-    """`uniform * total`, kept under `total` whatever rounding does."""
+    """Return `uniform * total`, kept below `total` despite rounding."""
     return torch.minimum(uniform * total, torch.nextafter(total, torch.zeros_like(total)))
 
 
 def sample_candidates(weights: Tensor, uniform: Tensor) -> Tensor:
-    """Indices drawn from few weights a row.
+    """Sample an index from a few weights per row.
 
     Args:
         weights: [n, k] float64, not negative.
@@ -123,17 +124,17 @@ def sample_candidates(weights: Tensor, uniform: Tensor) -> Tensor:
 
 
 def sample_inverse_cdf(weights: Tensor, uniform: Tensor) -> Tensor:
-    """Tokens drawn from whole rows in vocabulary order, in two levels: a block, then a token.
+    """Sample tokens from complete rows in vocabulary order, in two levels: a block, then a token.
 
-    In vocabulary order a small change of the logits moves borders a little; in order of probability
-    it would swap neighbours.
+    In vocabulary order a small change of the logits moves boundaries slightly; ordering by
+    probability would swap neighbours.
 
     Args:
-        weights: [n, vocab] float32, not negative; they needn't add up to 1.
+        weights: [n, vocab] float32, not negative; they need not be normalized.
         uniform: [n] float64 in [0, 1).
 
     Returns:
-        [n] int64; `INVALID_TOKEN` where a row's weights add up to 0, infinity or NaN.
+        [n] int64; `INVALID_TOKEN` if a row's weights add up to 0, infinity or NaN.
     """
     vocab = weights.shape[-1]
     num_in_blocks = vocab // BLOCK * BLOCK
@@ -157,32 +158,32 @@ def sample_inverse_cdf(weights: Tensor, uniform: Tensor) -> Tensor:
     return torch.where((total > 0) & torch.isfinite(total), tokens, INVALID_TOKEN)
 
 
-#: (bits below, number of buckets) of each pass over 32-bit keys. Each takes eleven bits from the
-#: top, and its histogram narrows down the border, the last one to a single value. A sort of 32,000
+#: (bits below, number of buckets) of each pass over 32-bit keys. Each pass takes eleven bits from
+#: the top, and its histogram narrows the boundary, the last one to a single value. Sorting 32,000
 #: logits takes many times as long as the three passes.
 _PASSES = ((21, 1 << 11), (10, 1 << 11), (0, 1 << 10))
-#: Number of logits processed at once, so that intermediate tensors stay in a CPU's cache.
+#: Number of logits processed at once, so that intermediate tensors fit into a CPU's cache.
 _CHUNK = 1 << 18
 
 
 def rows_at_once(vocab_size: int) -> int:
-    """Number of rows to process at once."""
+    """Return the number of rows to process at once."""
     return max(1, _CHUNK // max(vocab_size, _PASSES[0][1]))
 
 
 def ordered_keys(values: Tensor) -> Tensor:
-    """int64 keys in [0, 2**32) that order as `values` ([n, vocab], float32) do; -0 equals 0."""
+    """Return int64 keys in [0, 2**32), ordered as `values` ([n, vocab], float32); -0 equals 0."""
     bits = (values + 0.0).contiguous().view(torch.int32)
     return (bits ^ ((bits >> 31) & 0x7FFFFFFF)).long() + (1 << 31)
 
 
 @dataclass(slots=True)
 class Threshold:
-    """Where a prefix of a row, ordered by (key downwards, id upwards), ends.
+    """End of a prefix of a row that is ordered by (key descending, id ascending).
 
     Attributes:
-        key: [n], the last key in it.
-        above: [n] float64, the weight of all larger keys.
+        key: [n], the last key in the prefix.
+        above: [n] float64, total weight of all larger keys.
     """
 
     key: Tensor
@@ -192,7 +193,9 @@ class Threshold:
 def _narrow(
     digits: Tensor, weights: Tensor, target: Tensor, above: Tensor, buckets: int
 ) -> tuple[Tensor, Tensor]:
-    """The digit at which the weight, summed from the top, reaches `target`, and the sum before."""
+    """Return the digit at which the weight, summed from the top, reaches `target`, and the sum
+    before it.
+    """
     rows = digits.shape[0]
     offset = torch.arange(rows, device=digits.device)[:, None] * buckets
     flat = torch.bincount((digits + offset).flatten(), weights.flatten(), rows * buckets)
@@ -205,7 +208,7 @@ def _narrow(
 
 
 def find_threshold(keys: Tensor, weights: Tensor, target: Tensor) -> Threshold:
-    """The shortest prefix whose weight reaches `target`.
+    """Return the shortest prefix whose weight reaches `target`.
 
     Args:
         keys: [n, vocab] from `ordered_keys`.
@@ -224,7 +227,7 @@ def find_threshold(keys: Tensor, weights: Tensor, target: Tensor) -> Threshold:
 
 
 def keep_prefix(keys: Tensor, border: Threshold, ties: Tensor) -> Tensor:
-    """[n, vocab] bool: keys above the border, and the first `ties` ([n]) by id of those on it."""
+    """Return [n, vocab] bool: keys above the boundary, and by id the first `ties` ([n]) on it."""
     on_border = keys == border.key[:, None]
     return (keys > border.key[:, None]) | (on_border & (on_border.cumsum(dim=-1) <= ties[:, None]))
 
@@ -250,9 +253,9 @@ def philox4x32(counter: tuple[Words, Words, Words, Words], key: tuple[Words, Wor
 
 
 def uniforms(seeds: NDArray[np.uint64], positions: NDArray[np.int64]) -> NDArray[np.float64]:
-    """Numbers in [0, 1) with 53 random bits, each a pure function of seed and position.
+    """Return numbers in [0, 1) with 53 random bits, each a pure function of seed and position.
 
-    So a token depends neither on the rest of the batch, nor on preemptions, nor on the process that
+    So a token depends neither on the rest of the batch, nor on preemptions, nor on which process
     continues its sequence.
 
     Args:
@@ -268,7 +271,7 @@ def uniforms(seeds: NDArray[np.uint64], positions: NDArray[np.int64]) -> NDArray
     return bits.astype(np.float64) * 2.0**-53
 
 
-#: Number of largest logits that rows without a small top_k are tried on, first and second.
+#: Number of largest logits with which rows without a small top_k are tried, first and second.
 CANDIDATES = 64
 MORE_CANDIDATES = 2048
 
@@ -294,7 +297,7 @@ class FilterParams:
     needs_mass: bool
 
     def select(self, rows: Tensor) -> FilterParams:
-        """The settings of some of the rows ([m] int64)."""
+        """Return the settings of some rows ([m] int64)."""
         return FilterParams(
             self.temperature[rows],
             self.top_k[rows],
@@ -306,7 +309,7 @@ class FilterParams:
 
 
 def sample_filtered(logits: Tensor, filters: FilterParams, uniform: Tensor) -> Tensor:
-    """Tokens drawn under filters.
+    """Sample tokens with filters.
 
     Args:
         logits: [n, vocab] float32, before temperature.
@@ -332,7 +335,7 @@ def sample_filtered(logits: Tensor, filters: FilterParams, uniform: Tensor) -> T
 
 
 def _sample_full_rows(logits: Tensor, filters: FilterParams, uniform: Tensor) -> Tensor:
-    """Tokens for rows that the first candidates didn't settle."""
+    """Sample tokens for rows for which the first candidates didn't suffice."""
     vocab = logits.shape[-1]
     if filters.width < MORE_CANDIDATES < vocab // 2:
         wider = replace(filters, width=MORE_CANDIDATES)
@@ -344,7 +347,7 @@ def _sample_full_rows(logits: Tensor, filters: FilterParams, uniform: Tensor) ->
 
 
 def _total_weight(logits: Tensor, filters: FilterParams, best: Tensor) -> Tensor:
-    """[n] float64: the sum of exp((logit - largest) / temperature) over whole rows."""
+    """Return [n] float64: sum of exp((logit - largest) / temperature) over complete rows."""
     probabilities = torch.softmax(logits / filters.temperature, dim=-1)
     return probabilities.gather(1, best[:, None]).squeeze(-1).double().reciprocal()
 
@@ -352,7 +355,7 @@ def _total_weight(logits: Tensor, filters: FilterParams, best: Tensor) -> Tensor
 def _from_candidates(
     logits: Tensor, values: Tensor, ids: Tensor, filters: FilterParams, uniform: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Tokens ([n]) from the largest logits, and which rows those settle ([n] bool)."""
+    """Sample tokens from the largest logits; return [n] ids, and [n] whether these suffice."""
     width, vocab = values.shape[-1], logits.shape[-1]
     weights = ((values - values[:, :1]).double() / filters.temperature.double()).exp()
     order = torch.arange(width, device=logits.device)
@@ -370,9 +373,9 @@ def _from_candidates(
     count = inside.sum(dim=-1)
     last = values.gather(1, (count - 1)[:, None]).squeeze(-1)
     after = values.gather(1, count.clamp(max=width - 1)[:, None]).squeeze(-1)
-    cut = (count < width) & (last == after)  # the border runs through equal logits
+    cut = (count < width) & (last == after)  # equal logits on both sides of the boundary
     leaks = cut & (last == values[:, -1]) & (width < vocab)
-    # The mass that min-p and a large top-k leave beyond the candidates isn't known here.
+    # The mass that min-p and a large top-k leave beyond the candidates is unknown here.
     unknown = ~complete & ((filters.min_p > 0) | (filters.top_k < vocab))
     settled = ((count < width) | (width == vocab)) & ~leaks & ~unknown
     if bool((cut & settled).any()):
@@ -383,14 +386,14 @@ def _from_candidates(
 
 
 def _ties_by_id(values: Tensor, ids: Tensor) -> Tensor:
-    """`ids` with those of equal values in ascending order; `values` are sorted downwards."""
+    """Return `ids` with those of equal values ascending; `values` are in descending order."""
     by_id, order = ids.sort(dim=-1)
     ranked = values.gather(1, order).sort(dim=-1, descending=True, stable=True).indices
     return by_id.gather(1, ranked)
 
 
 def _from_whole_rows(logits: Tensor, filters: FilterParams, uniform: Tensor) -> Tensor:
-    """Tokens from all logits, for rows that no candidates settle."""
+    """Sample tokens from all logits, for rows for which no candidates suffice."""
     vocab = logits.shape[-1]
     keys = ordered_keys(logits)
     weights = torch.softmax(logits / filters.temperature, dim=-1).double()

@@ -1,6 +1,6 @@
-"""`WhisperTimestamps`: the rules by which Whisper writes timestamps, as OpenAI's decoder has them.
+"""`WhisperTimestamps`: Whisper's rules for timestamp tokens, as in OpenAI's decoder.
 
-A request asks for them by `extra_args={"whisper_timestamps": {...}}`, see `TimestampRules`.
+Requests enable them with `extra_args={"whisper_timestamps": {...}}`, see `TimestampRules`.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ ARGUMENT = "whisper_timestamps"
 
 
 class TimestampRules(msgspec.Struct, forbid_unknown_fields=True):
-    """Ids of tokens, and the latest first timestamp.
+    """Token ids of timestamps, and the latest first timestamp.
 
     Attributes:
-        first: the token of 0 s; those of later times follow, 20 ms apart.
-        end: end of text. no_timestamps: never comes.
-        max_initial: the first timestamp is at most so many tokens after `first`.
+        first: token of 0 s; those of later times follow, 20 ms apart.
+        end: end of text. no_timestamps: never allowed.
+        max_initial: maximum offset of the first timestamp's token from `first`.
     """
 
     first: int
@@ -32,7 +32,7 @@ class TimestampRules(msgspec.Struct, forbid_unknown_fields=True):
     max_initial: int = 50
 
     def apply(self, output: list[int], logits: Tensor) -> Tensor:
-        """The logits [vocab] of a row's next token, after the tokens `output`."""
+        """Return the logits [vocab] of a row's next token, after the tokens `output`."""
         never = -torch.inf
         logits[self.no_timestamps] = never
         first = self.first
@@ -43,7 +43,8 @@ class TimestampRules(msgspec.Struct, forbid_unknown_fields=True):
         elif ends_in_time:
             logits[: self.end] = never
         if times := [token for token in output if token >= first]:
-            # They never fall, and segments aren't empty; the next one may begin where one ends.
+            # Timestamps never decrease, and segments aren't empty; a new one may begin at the end
+            # of the previous one.
             may_repeat = ends_in_time and not closes_pair
             logits[first : times[-1] + (0 if may_repeat else 1)] = never
         if not output:
@@ -56,7 +57,7 @@ class TimestampRules(msgspec.Struct, forbid_unknown_fields=True):
 
 
 def _rules_of(params: SamplingParams) -> TimestampRules | None:
-    """A request's rules. Raises `ValueError` for what are none."""
+    """Return a request's rules. Raises `ValueError` for invalid ones."""
     argument = (params.extra_args or {}).get(ARGUMENT)
     if argument is None:
         return None
@@ -70,7 +71,7 @@ def _rules_of(params: SamplingParams) -> TimestampRules | None:
 
 
 class WhisperTimestamps(AdapterLogitsProcessor):
-    """Applies `TimestampRules` to the requests that ask for them."""
+    """Applies `TimestampRules` to requests that enable them."""
 
     @classmethod
     def validate_params(cls, sampling_params: SamplingParams) -> None:
