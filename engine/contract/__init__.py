@@ -1,1 +1,1 @@
-"""The torch-free face of the engine: what the storeys above import, beside `engine.text`."""
+"""The engine's torch-free interface: what higher layers import, along with `engine.text`."""

@@ -33,9 +33,9 @@ def check_overrides(overrides: dict[str, Any]) -> None:
 
 #: Methods that quantize the weights of any checkpoint while they load.
 ONLINE_METHODS = ("int8", "int4", "fp8")
-#: vLLM's names of the same.
+#: vLLM's names for them.
 SAME_METHODS = {"deepspeedfp": "fp8"}
-#: vLLM's name of a format, or of a kernel for one -> formats that the checkpoint may have.
+#: vLLM's name of a format, or of a kernel for one -> matching formats of the checkpoint.
 CHECKPOINT_METHODS: dict[str, tuple[str, ...]] = {
     "aqlm": ("aqlm",),
     "auto_awq": ("awq",),
@@ -64,7 +64,7 @@ CHECKPOINT_METHODS: dict[str, tuple[str, ...]] = {
     "torchao": ("torchao",),
 }
 _AT_LOAD = "it rounds plain weights while they load: use fp8, int8 or int4"
-#: Unsupported methods of vLLM's -> what to use instead.
+#: Unsupported methods of vLLM -> what to use instead.
 REFUSED_METHODS = {
     "bitblas": "take the GPTQ checkpoint that it is made of",
     "deepseek_v4_fp8": "take a GPTQ or AWQ checkpoint of the model",
@@ -98,7 +98,7 @@ SAME_FORMATS = {
     "instanttensor": "safetensors",
     "runai_streamer": "safetensors",
 }
-#: Unsupported formats of vLLM's -> what to do instead.
+#: Unsupported formats of vLLM -> what to do instead.
 OTHER_FORMATS = {
     "gguf": "leave it out: a GGUF file is known by its name",
     "mistral": "take the folder in the hub's format, with config.json",
@@ -127,7 +127,7 @@ def resolve_load_format(name: Any, extra: Any) -> Any:
         extra: `model_loader_extra_config`, unchecked.
 
     Raises:
-        ConfigError: an unsupported format, or a key of `extra` that it doesn't have.
+        ConfigError: an unsupported format, or an unknown key of `extra`.
     """
     name = SAME_FORMATS.get(str(name), name)
     other = OTHER_FORMATS.get(str(name))

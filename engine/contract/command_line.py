@@ -1,4 +1,4 @@
-"""Settings as dataclass fields and command-line flags, and command lines in vLLM's spellings."""
+"""Settings as dataclass fields and command-line flags, and vLLM's spellings of command lines."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def cli_field(default: Any, help: str, **extra: Any) -> Any:
 
 @dataclass(kw_only=True)
 class Settings:
-    """Base of dataclasses of settings."""
+    """Base class of settings dataclasses."""
 
     @classmethod
     def from_mapping(cls, values: Mapping[str, Any]) -> Self:
@@ -293,18 +293,19 @@ def expand_args(words: Sequence[str], parser: argparse.ArgumentParser | None = N
     """Return the command line with `--config FILE` expanded, names hyphenated, and `--a.b x` as
     `--a {"b": x}`; with a parser its switches are normalized, see `normalize_switches`.
 
-    Flags of the command line come after the file's, so they win.
+    Flags of the command line come after the file's, so they take precedence.
 
     Raises:
-        ConfigError: the file can't be read, isn't a mapping or has a setting that the parser
-            hasn't; a switch has a value that is neither true nor false.
+        ConfigError: the file can't be read, isn't a mapping or has an unknown setting; a switch has
+        a
+            value that is neither true nor false.
     """
     words = list(words)
     if "--" in words:
         separator = words.index("--")
         return [*expand_args(words[:separator], parser), *words[separator:]]
     args, files = _without_config(words)
-    # After the positional arguments: the file's last setting may be a list, which would take them.
+    # After the positional arguments, which the file's last setting would take if it is a list.
     first_flag = next((index for index, word in enumerate(args) if word.startswith("-")), len(args))
     file_args = [word for file in files for word in _read_config_file(file, parser)]
     expanded = [*args[:first_flag], *file_args, *_join_dotted_names(args[first_flag:])]
@@ -352,8 +353,8 @@ def _join_dotted_names(words: list[str]) -> list[str]:
 
 
 def _spell_compilation_config(words: list[str]) -> list[str]:
-    """Return the words with `--compilation-config` where vLLM 0.10 takes `-O` as its short form:
-    before a dotted name or a JSON object. Otherwise `-O` is the optimization level.
+    """Return the words with `--compilation-config` for `-O` where vLLM 0.10 uses it as a short
+    form: before a dotted name or a JSON object. Otherwise `-O` is the optimization level.
     """
     flag = "--compilation-config"
     result = []

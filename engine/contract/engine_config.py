@@ -1,8 +1,8 @@
 """`EngineConfig`: every setting of one replica, typed and validated. Torch-free.
 
-Made from keywords (`EngineConfig(model=...)`), from command-line flags (`add_cli_args`,
+It is built from keywords (`EngineConfig(model=...)`), from command-line flags (`add_cli_args`,
 `from_cli_args`) or from a mapping such as Django settings (`from_mapping`). Names and defaults are
-vLLM's where the thing exists here.
+vLLM's wherever it has the same setting.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ from engine.contract.vllm_variables import settings_from_variables
 
 DEFAULT_NUM_SEQS = 256
 MAX_RANKS = 64
-#: Each costs time before its tokens can be counted, so there is a limit whatever a context holds.
+#: Decoding each costs time before its tokens can be counted, so this limit applies to any context.
 MAX_IMAGES_PER_PROMPT, MAX_VIDEOS_PER_PROMPT, MAX_AUDIOS_PER_PROMPT = 64, 8, 16
 DTYPES = ("auto", "half", "float16", "bfloat16", "float", "float32")
 MODEL_IMPLS = ("auto", "quire", "transformers")
@@ -66,7 +66,7 @@ KV_DTYPES = (
 
 @dataclass(kw_only=True)
 class EngineConfig(Settings):
-    """Settings of one replica. Raises `ConfigError` (with `param`) when one is out of its range."""
+    """Settings of one replica. Raises `ConfigError` (with `param`) for a value out of range."""
 
     model: str = cli_field("", "model folder, or hub id when a hub is in reach")
     tokenizer: str | None = cli_field(
@@ -544,7 +544,7 @@ class EngineConfig(Settings):
 
     @property
     def ranks_per_node(self) -> int:
-        """Number of ranks of each machine."""
+        """Number of ranks per machine."""
         return self.world_size // self.nnodes
 
     @property
@@ -554,12 +554,12 @@ class EngineConfig(Settings):
 
     @property
     def eplb(self) -> EPLBConfig | None:
-        """How experts are balanced; None: they aren't. Raises `ConfigError`."""
+        """How experts are balanced; None: not at all. Raises `ConfigError`."""
         return EPLBConfig.from_mapping(self.eplb_config or {}) if self.enable_eplb else None
 
     @property
     def traced_modules(self) -> frozenset[str]:
-        """Those of "model" and "worker" whose time is measured. Raises `ConfigError`."""
+        """The modules whose time is measured, of "model" and "worker". Raises `ConfigError`."""
         names = {name.strip() for name in (self.collect_detailed_traces or "").split(",")} - {""}
         if invalid := names - {"model", "worker", "all"}:
             raise ConfigError(
@@ -603,7 +603,7 @@ class EngineConfig(Settings):
                 )
 
     def _check_quantization(self) -> None:
-        """Raise `ConfigError` for an unsupported method of vLLM's; names are in any case."""
+        """Raise `ConfigError` for an unsupported method of vLLM; names are case-insensitive."""
         if isinstance(self.quantization, str):
             name = self.quantization.lower()
             self.quantization = SAME_METHODS.get(name, name)
@@ -641,7 +641,7 @@ class EngineConfig(Settings):
             )
 
     def _check_kv_tiers(self) -> None:
-        """Raise `ConfigError` for tiers and events of KV blocks that would do nothing."""
+        """Raise `ConfigError` for KV tiers and events without effect."""
         if self.preemption_mode == "swap" and not self.swap_space:
             raise ConfigError(
                 "preemption_mode='swap' needs a swap_space above 0.", param="preemption_mode"
@@ -676,7 +676,8 @@ class EngineConfig(Settings):
             )
 
     def _set_defaults(self) -> None:
-        """Limit the default of `max_num_seqs` to a small token budget; an explicit value stays.
+        """Limit the default of `max_num_seqs` to a small token budget; explicit values aren't
+        changed.
 
         A `max_model_len` of -1 means the model's.
         """
@@ -690,7 +691,9 @@ class EngineConfig(Settings):
 
     @classmethod
     def from_mapping(cls, values: Mapping[str, Any]) -> Self:
-        """Build from settings or JSON, by our names or vLLM's. Raises `ConfigError` for others."""
+        """Build from settings or JSON, by our names or vLLM's. Raises `ConfigError` for unknown
+        ones.
+        """
         return cls(**settings_from_variables() | translate_vllm_settings(values, SETTINGS))
 
     @classmethod
@@ -710,9 +713,9 @@ class EngineConfig(Settings):
         return int(self.kept_seats_fraction * self.max_num_seqs)
 
     def uses_async_scheduling(self, by_default: bool) -> bool:
-        """Return `async_scheduling`, or the device's default, which is off with drafts.
+        """Return `async_scheduling`, or the device's default; with drafts it is off by default.
 
-        Stages of a pipeline work on steps of different sequences instead.
+        Pipeline stages work on steps of different sequences instead.
         """
         if self.pipeline_parallel_size > 1:
             return False
@@ -754,7 +757,7 @@ def add_vllm_flags(parser: argparse.ArgumentParser, *, skip: frozenset[str]) -> 
             add_vllm_flag(group, foreign)
 
 
-#: What transformers called PyTorch's weights, and a pattern for these in any folder.
+#: PyTorch's weight files as transformers named them, and a pattern for them in any folder.
 TORCH_WEIGHTS = "*pytorch_model*.bin"
 
 
@@ -763,14 +766,14 @@ TOKENIZER_PATTERNS = ("*.json", "*.jinja", "*.model", "*.tiktoken", "*.txt")
 
 
 def is_hub_id(name: str) -> bool:
-    """Whether a name that is no existing path has the form `owner/name`."""
+    """Whether a name that isn't an existing path has the form `owner/name`."""
     return name.count("/") == 1 and not name.startswith((".", "/", "~"))
 
 
 def file_patterns(config: EngineConfig, names: Collection[str] = ()) -> list[str]:
     """Return the `allow_patterns` of a hub download: the files that the model needs.
 
-    `names`: files of the repository. PyTorch's weights are needed where no others are.
+    `names`: files of the repository. PyTorch's weights are needed only if there are no others.
     """
     patterns = [*TOKENIZER_PATTERNS, "*.safetensors"]
     if config.load_format in ("pt", "npcache"):

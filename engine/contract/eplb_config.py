@@ -14,12 +14,12 @@ _PARAM = "eplb_config"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EPLBConfig:
-    """Settings of the balancer. Raises `ConfigError` for a value out of its range.
+    """Settings of the balancer. Raises `ConfigError` for a value out of range.
 
     Attributes:
-        num_redundant_experts: copies of experts in each layer, beside one of each; >= 0.
-        step_interval: steps after which a layer's experts are placed anew; >= 1.
-        window_size: the last steps of these, whose tokens are counted; in [1, step_interval].
+        num_redundant_experts: additional copies of experts in each layer; >= 0.
+        step_interval: number of steps after which a layer's experts are placed anew; >= 1.
+        window_size: number of the last of these steps whose tokens count; in [1, step_interval].
     """
 
     num_redundant_experts: int = 0
@@ -50,5 +50,5 @@ class EPLBConfig:
 
 
 def check_eplb(values: Mapping[str, Any]) -> None:
-    """Raise `ConfigError` for an `eplb_config` that can't be used."""
+    """Raise `ConfigError` for an invalid `eplb_config`."""
     EPLBConfig.from_mapping(values)

@@ -1,7 +1,7 @@
-"""The one error tree. Every expected error is a `QuireError`.
+"""The error hierarchy. Every expected error is a `QuireError`.
 
 `status` and `error_type` follow OpenAI's envelope
-`{"error": {"message", "type", "param", "code"}}`; storeys above the engine subclass these, and one
+`{"error": {"message", "type", "param", "code"}}`; higher layers subclass these, and a single
 renderer (`inference.errors`) writes them.
 """
 
@@ -12,10 +12,10 @@ class QuireError(Exception):
     """Base of all expected errors.
 
     Attributes:
-        message: one sentence for the client, with the offending value where that helps.
-        param: the offending field's name, or None.
+        message: one sentence for the client, with the invalid value if that helps.
+        param: name of the invalid field, or None.
         code: a stable machine-readable identifier.
-        status: HTTP status a gateway answers with.
+        status: HTTP status of a gateway's response.
         error_type: OpenAI's `type`.
     """
 
@@ -52,7 +52,7 @@ class ContextLengthExceeded(InvalidRequest):
     """Prompt and requested output don't fit the model's context.
 
     Attributes:
-        num_tokens: the prompt's, if it is what doesn't fit; of a long one as many as were counted.
+        num_tokens: the prompt's, if it doesn't fit; for a long one, those counted so far.
         max_tokens: the context's.
     """
 
@@ -73,7 +73,7 @@ class KVPoolTooSmall(InvalidRequest):
 
 
 class EngineOverloaded(QuireError):
-    """The engine's waiting queue is at its bound, or a tenant's part of it.
+    """The engine's waiting queue is full, or a tenant's part of it.
 
     Attributes:
         retry_after: seconds until a retry may succeed, if known.
@@ -86,7 +86,7 @@ class EngineOverloaded(QuireError):
 
 
 class BudgetExhausted(QuireError):
-    """The server's cap on a request doesn't allow a single token."""
+    """The server's cap on a request leaves not a single token."""
 
     status = 429
     code = "insufficient_quota"
@@ -102,7 +102,7 @@ class EngineUnavailable(QuireError):
 
 
 class EngineSleeping(EngineUnavailable):
-    """The model sleeps, its memory released, until an operator wakes it up."""
+    """The model sleeps, with its memory released, until an operator wakes it up."""
 
     code = "engine_sleeping"
 

@@ -1,7 +1,7 @@
-"""JSON schemas as outputs follow them: objects are closed and integers bounded.
+"""JSON schemas for outputs: objects are closed and integers bounded. Torch-free.
 
-A schema that doesn't mention `additionalProperties` allows any, which a model takes for an
-invitation. Whoever wrote it for an output wants the properties that it names. Torch-free.
+A schema that doesn't mention `additionalProperties` allows any, and models then tend to generate
+some. The author of a schema for an output wants only the properties that it names.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ from copy import deepcopy
 from typing import Any
 from urllib.parse import unquote
 
-#: Integers of outputs are at most so large: 64-bit readers keep them, and a float, by which the
-#: grammar backend computes, is exact here. A model can't write digits until its tokens are spent.
+#: Maximum integer in outputs: readers with 64 bits keep it, and it is exact as a float, with which
+#: the grammar backend computes. Without it a model may write digits until its tokens are spent.
 MAX_INTEGER = 2**63 - 1024
-#: Every integer up to here is a float.
+#: Every integer up to this is exact as a float.
 _EXACT = 2**53
 #: Formats of pydantic and OpenAPI that don't restrict a string or number.
 ANNOTATION_FORMATS = frozenset(
@@ -40,10 +40,10 @@ class InexactNumber(ValueError):
 
 
 def enforced_schema(schema: Any) -> Any:
-    """A copy of a schema with what it leaves open decided.
+    """A copy of a schema in which everything that it leaves open is decided.
 
     Raises:
-        InexactNumber: a bound, factor or constant beyond 2**53 that is no float.
+        InexactNumber: a bound, factor or constant beyond 2**53 that isn't exact as a float.
     """
     schema = deepcopy(schema)
     for node in _walk(schema):
@@ -60,7 +60,7 @@ def enforced_schema(schema: Any) -> Any:
 
 
 def resolve_reference(root: Any, reference: str) -> Any:
-    """What a JSON pointer (`#/...`) names in the root; None where it names nothing."""
+    """The target of a JSON pointer (`#/...`) in the root; None if there is none."""
     if not reference.startswith("#") or reference[1:2] not in ("", "/"):
         return None
     target = root
@@ -74,7 +74,7 @@ def resolve_reference(root: Any, reference: str) -> Any:
 
 
 def _walk(schema: Any) -> Iterator[dict[str, Any]]:
-    """Every schema in it that is an object; values and annotations aren't schemas."""
+    """All schemas within a schema that are objects; values and annotations aren't schemas."""
     stack = [schema]
     while stack:
         node = stack.pop()
@@ -92,7 +92,7 @@ def _walk(schema: Any) -> Iterator[dict[str, Any]]:
 
 
 def _bound_numbers(node: dict[str, Any]) -> None:
-    """Bound an integer's size, and refuse what the backend would round."""
+    """Bound an integer's size, and refuse numbers that the backend would round."""
     for key in ("const", "enum"):
         for constant in _integers(node.get(key)):
             if _is_inexact(constant):
@@ -139,9 +139,10 @@ def _inexact(key: str, value: int) -> str:
 
 
 def _rewrite_property_names(root: Any, node: dict[str, Any]) -> None:
-    """Write `propertyNames`, which the backend lacks, as the properties it allows, in place.
+    """Replace `propertyNames`, which the backend doesn't support, by the properties it allows, in
+    place.
 
-    Schemas of zod's records and pydantic's mappings have it. Others are left for the backend to
+    Schemas of zod's records and pydantic's mappings use it. Other uses are left for the backend to
     refuse.
     """
     rule = node.get("propertyNames")
@@ -167,10 +168,10 @@ def _rewrite_property_names(root: Any, node: dict[str, Any]) -> None:
 
 
 def _close_objects(root: Any, nodes: list[dict[str, Any]]) -> None:
-    """Allow only named properties where a schema doesn't say which others may be, in place.
+    """Allow only named properties if a schema doesn't say which others are allowed, in place.
 
-    Schemas that hold together (`allOf`, a `$ref` or a union beside other keywords) allow what each
-    of them names. So the one that joins them is closed, and never its parts.
+    Schemas that apply together (`allOf`, a `$ref` or a union next to other keywords) allow what
+    each of them names. So the schema that joins them is closed, and never its parts.
     """
     parts_of = {id(node): _parts(root, node) for node in nodes}
     parts: set[int] = set()
@@ -190,8 +191,8 @@ def _close_objects(root: Any, nodes: list[dict[str, Any]]) -> None:
 
 
 def _is_closed_by_names(node: dict[str, Any], parts: list[Any]) -> bool:
-    """Whether `unevaluatedProperties: false` says what closing the schema says: no property is
-    allowed by some choice alone.
+    """Whether `unevaluatedProperties: false` is equivalent to closing the schema: no property is
+    allowed only by some alternative.
     """
     choosing = {"allOf", "$ref", *_UNIONS}
     return (
@@ -203,14 +204,14 @@ def _is_closed_by_names(node: dict[str, Any], parts: list[Any]) -> bool:
 
 
 def _joins(node: dict[str, Any]) -> bool:
-    """Whether several schemas hold together: of these keywords more than one, or `allOf`."""
+    """Whether several schemas apply together: more than one of these keywords, or `allOf`."""
     has_properties = bool({"properties", "patternProperties"} & node.keys())
     num_references = sum(key in node for key in ("$ref", *_UNIONS))
     return isinstance(node.get("allOf"), list) or has_properties + num_references > 1
 
 
 def _parts(root: Any, node: dict[str, Any]) -> list[Any]:
-    """Schemas that hold with this one; None for a reference that names nothing here."""
+    """Schemas that apply together with this one; None for a reference without a target here."""
     parts = [*node["allOf"]] if isinstance(node.get("allOf"), list) else []
     if isinstance(node.get("$ref"), str):
         parts.append(resolve_reference(root, node["$ref"]))
@@ -227,7 +228,7 @@ def _options(node: Any) -> list[Any]:
 
 
 def _close(node: dict[str, Any], parts_of: dict[int, list[Any]]) -> None:
-    """Allow only what a schema and its parts name, unless one of them says what else may be."""
+    """Allow only what a schema and its parts name, unless one of them allows other properties."""
     names: dict[str, bool] = {}
     patterns: dict[str, bool] = {}
     seen: set[int] = set()
@@ -249,10 +250,10 @@ def _close(node: dict[str, Any], parts_of: dict[int, list[Any]]) -> None:
             listed = value if isinstance(value, dict | list) else ()
             target |= {name: True for name in listed if isinstance(name, str)}
     if not patterns and _min_properties(node) > len(names):
-        return  # it needs more than it names
+        return  # it requires more than it names
     properties, by_pattern = node.get("properties", {}), node.get("patternProperties", {})
     if not isinstance(properties, dict) or not isinstance(by_pattern, dict):
-        return  # the grammar's compiler says what is wrong
+        return  # the grammar's compiler reports the error
     if not (names or patterns or "properties" in node):
         return
     unlisted = {name: True for name in names if name not in properties}

@@ -10,27 +10,29 @@ from typing import Any, Self
 from engine.contract.errors import ConfigError
 
 _PARAM = "kv_events_config"
-#: By publisher what its endpoint begins with.
+#: Prefix of the endpoint, by publisher.
 _TRANSPORTS = {
     "zmq": ("tcp://", "ipc://"),
     "redis": ("redis://", "rediss://", "unix://"),
 }
-#: ZeroMQ counts messages in 31 bits, and the end of a replay is one more than its batches.
+#: ZeroMQ counts messages in 31 bits, and a replay ends with an additional message.
 _MAX_BATCHES = 2**31 - 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KVEventsConfig:
-    """Settings of the events' publisher. Raises `ConfigError` for a value out of its range.
+    """Settings of the events' publisher. Raises `ConfigError` for a value out of range.
 
     Attributes:
-        enable_kv_cache_events: whether there are events.
-        publisher: zmq, redis, or null for none; default: zmq where there are events.
+        enable_kv_cache_events: whether events are published.
+        publisher: zmq, redis, or null for none; default: zmq if events are enabled.
         endpoint: where batches are published; see `ZmqEventPublisher`, `RedisEventPublisher`.
-        replay_endpoint: of zmq: where past batches can be asked for; None: nowhere.
-        buffer_steps: number of past batches that can be asked for, or that a stream keeps.
-        hwm: of zmq: batches that wait for a subscriber; those after them are lost to it.
-        max_queue_size: batches that wait for the publisher's thread; those after them are lost.
+        replay_endpoint: for zmq: where past batches can be requested; None: nowhere.
+        buffer_steps: number of past batches that can be requested, or that a stream retains.
+        hwm: for zmq: maximum number of batches queued per subscriber; it misses further ones.
+        max_queue_size: maximum number of batches queued for the publisher's thread; further ones
+        are
+            lost.
         topic: first frame of each message, or the stream.
     """
 
@@ -90,5 +92,5 @@ class KVEventsConfig:
 
 
 def check_kv_events(values: Mapping[str, Any]) -> None:
-    """Raise `ConfigError` for a `kv_events_config` that can't be used."""
+    """Raise `ConfigError` for an invalid `kv_events_config`."""
     KVEventsConfig.from_mapping(values)

@@ -1,4 +1,6 @@
-"""Settings of what saves and loads KV blocks and outputs of encoders; vLLM's names. Torch-free."""
+"""Settings of connectors that save and load KV blocks and encoder outputs; vLLM's names.
+Torch-free.
+"""
 
 from __future__ import annotations
 
@@ -9,20 +11,20 @@ from typing import Any, Self
 
 from engine.contract.errors import ConfigError
 
-#: The connector to host memory and to a folder.
+#: The connector to host memory and to folders.
 OFFLOADING_CONNECTOR = "OffloadingConnector"
-#: Several connectors, those of `connectors` in its `kv_connector_extra_config`.
+#: Combines the connectors that `connectors` in its `kv_connector_extra_config` lists.
 MULTI_CONNECTOR = "MultiConnector"
 KV_BOTH, KV_PRODUCER, KV_CONSUMER = "kv_both", "kv_producer", "kv_consumer"
 KV_ROLES = (KV_BOTH, KV_PRODUCER, KV_CONSUMER)
-#: Where offloaded blocks are: host memory, or else a folder, a store of one of these URLs, or each
-#: replica's memory, which others read at tcp://HOST:PORT.
+#: Storage of offloaded blocks: host memory, or else a folder, a store with one of these URLs, or
+#: each replica's memory, which others read at tcp://HOST:PORT.
 NATIVE = "native"
 PEER_SCHEME = "tcp"
 REMOTE_SCHEMES = ("redis", "rediss", "unix", "s3", PEER_SCHEME)
 LOAD_FAILURE_POLICIES = ("recompute", "fail")
 PREEMPTION_MODES = ("recompute", "swap")
-#: What saves and loads outputs of encoders.
+#: The connector that saves and loads encoder outputs.
 EC_CONNECTOR = "ECConnector"
 EC_BOTH, EC_PRODUCER, EC_CONSUMER = "ec_both", "ec_producer", "ec_consumer"
 EC_ROLES = (EC_BOTH, EC_PRODUCER, EC_CONSUMER)
@@ -31,7 +33,7 @@ _PARAM, _EC_PARAM = "kv_transfer_config", "ec_transfer_config"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KVTransferConfig:
-    """Settings of a connector. Raises `ConfigError` for a value out of its range.
+    """Settings of a connector. Raises `ConfigError` for a value out of range.
 
     Attributes:
         kv_connector: class name; `OffloadingConnector`, `MultiConnector`, or a class of
@@ -39,8 +41,8 @@ class KVTransferConfig:
         kv_role: kv_producer only saves blocks, kv_consumer only loads them, kv_both does both.
         kv_connector_module_path: importable module of a connector that isn't Quire's.
         kv_connector_extra_config: settings of the connector.
-        kv_load_failure_policy: of a request whose blocks a connector fails to load. recompute: it
-            is computed; fail: it ends with an error.
+        kv_load_failure_policy: for a request whose blocks can't be loaded. recompute: they are
+            computed; fail: it ends with an error.
     """
 
     kv_connector: str = OFFLOADING_CONNECTOR
@@ -110,7 +112,7 @@ class KVTransferConfig:
         ]
 
     def _check_connectors(self) -> None:
-        """Raise `ConfigError` for connectors of a `MultiConnector` that can't be used."""
+        """Raise `ConfigError` for connectors that a `MultiConnector` can't use."""
         values = self.kv_connector_extra_config
         connectors = values.get("connectors")
         if (
@@ -139,8 +141,7 @@ class KVTransferConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ECTransferConfig:
-    """Settings of what saves and loads outputs of encoders. Raises `ConfigError` for a value out of
-    its range.
+    """Settings of the connector for encoder outputs. Raises `ConfigError` for a value out of range.
 
     Attributes:
         ec_connector: `ECConnector`, to the tiers of `kv_offloading_backend`.
@@ -178,12 +179,12 @@ class ECTransferConfig:
 
 
 def check_ec_transfer(values: Mapping[str, Any]) -> None:
-    """Raise `ConfigError` for an `ec_transfer_config` that can't be used; {} means none."""
+    """Raise `ConfigError` for an invalid `ec_transfer_config`; {} means none."""
     if values:
         ECTransferConfig.from_mapping(values)
 
 
 def check_kv_transfer(values: Mapping[str, Any]) -> None:
-    """Raise `ConfigError` for a `kv_transfer_config` that can't be used; {} means none."""
+    """Raise `ConfigError` for an invalid `kv_transfer_config`; {} means none."""
     if values:
         KVTransferConfig.from_mapping(values)

@@ -21,11 +21,11 @@ Position = dict[int, Logprob]
 
 @dataclass(slots=True)
 class FlatLogprobs(Sequence[Position]):
-    """Reads like the list of dicts that comes without `flat_logprobs`, under vLLM's names, and
-    costs the garbage collector as much for a million positions as for one.
+    """Reads like the list of dicts that is returned without `flat_logprobs`, under vLLM's names,
+    but costs the garbage collector the same for a million positions as for one.
 
     Attributes:
-        start_indices, end_indices: where each position's tokens stand in the lists below; a
+        start_indices, end_indices: range of each position's tokens in the following lists; a
             position without any (a prompt's first token) is empty.
         token_ids, logprobs, ranks, decoded_tokens: of all positions, one after another.
     """
@@ -55,7 +55,7 @@ class FlatLogprobs(Sequence[Position]):
         ranks: Iterable[int | None],
         decoded_tokens: Iterable[str | None],
     ) -> None:
-        """Add a position from its parts, which are equally long."""
+        """Add a position from its parts, which have equal lengths."""
         self.start_indices.append(len(self.token_ids))
         self.token_ids += token_ids
         self.logprobs += logprobs
@@ -98,7 +98,7 @@ class FlatLogprobs(Sequence[Position]):
         }
 
     def copy(self) -> FlatLogprobs:
-        """Its own lists with the same content."""
+        """A copy with lists of its own."""
         return FlatLogprobs(
             self.start_indices.copy(),
             self.end_indices.copy(),

@@ -23,40 +23,40 @@ from engine.contract.validation import format_value
 
 CONFIG_FILE = "adapter_config.json"
 WEIGHTS_FILE = "adapter_model.safetensors"
-#: What PEFT wrote before; read where no safetensors are.
+#: PEFT's former weight files; read if there are no safetensors.
 TORCH_WEIGHTS_FILE = "adapter_model.bin"
-#: Where vLLM looks for rows that go behind those of a model's tables; only safetensors are read.
+#: vLLM's file of additional rows for a model's tables; only safetensors are read.
 NEW_TOKENS = "new_embeddings."
 NEW_TOKENS_FILE = f"{NEW_TOKENS}safetensors"
-#: What an adapter may bring of a tokenizer, whose texts are its requests' then.
+#: Tokenizer files of an adapter, which then apply to the texts of its requests.
 TOKENIZER_FILE, ADDED_TOKENS_FILE = "tokenizer.json", "added_tokens.json"
 TOKENIZER_FILES = (
     *(TOKENIZER_FILE, ADDED_TOKENS_FILE, "tokenizer_config.json", "special_tokens_map.json"),
     *("chat_template.jinja", "chat_template.json"),
 )
-#: Bytes of a `tokenizer.json`, and of each of the files beside it, that a server takes.
+#: Maximum bytes of a `tokenizer.json`, and of each other file, that a server accepts.
 MAX_TOKENIZER_BYTES, MAX_BESIDE_BYTES = 1 << 26, 1 << 23
-#: All that an adapter may consist of, where it is no GGUF file.
+#: All files that an adapter may have, unless it is a GGUF file.
 ADAPTER_FILES = (CONFIG_FILE, WEIGHTS_FILE, NEW_TOKENS_FILE, *TOKENIZER_FILES)
-#: Where an adapter's weights lie, nearest to the kernels first.
+#: Tiers of an adapter's weights, the nearest to the kernels first.
 TIERS = ("device", "host", "disk")
 _CHUNK_BYTES = 1 << 20
 
 
 class AdapterRef(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
-    """The adapter that a request goes through.
+    """The adapter of a request.
 
     Attributes:
         digest: sha256 of the content, 64 hex digits, see `adapter_digest`.
-        name: what the client called it; for messages, logs and the ledger alone.
-        path: its folder (or GGUF file), shared by volume as models are. A replica that doesn't hold
+        name: the client's name for it; only for messages, logs and the ledger.
+        path: its folder (or GGUF file), shared by volume like models. A replica that doesn't have
             the digest loads it from there and refuses a folder with another digest.
-        owner: the tenant it belongs to; "" for one that all share. For quotas of adapter memory.
-        tokenizer: sha256 of the tokenizer in that folder, see `tokenizer_digest`, by which its
-            prompts and texts are; "": by the model's.
-        vocab_size: tokens that its requests may hold, where its check has found that it brings
-            some; 0: the model's, or unknown. A replica goes by the adapter's own tables.
-        num_bytes: size of its files, where a replica may have to fetch them; 0: they are at `path`.
+        owner: the tenant that owns it; "" for a shared one. For quotas of adapter memory.
+        tokenizer: sha256 of the tokenizer in that folder, see `tokenizer_digest`, which applies to
+            its prompts and texts; "": the model's.
+        vocab_size: number of tokens that its requests may use, if its check has found additional
+            ones; 0: the model's, or unknown. A replica uses the adapter's own tables.
+        num_bytes: size of its files, if a replica may have to fetch them; 0: they are at `path`.
     """
 
     digest: str
@@ -69,17 +69,17 @@ class AdapterRef(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
 
 
 class AdapterStatus(msgspec.Struct, omit_defaults=True, kw_only=True):
-    """An adapter on one replica, as its heartbeat tells.
+    """State of an adapter on one replica, as its heartbeat reports it.
 
     Attributes:
-        digest, name: as in `AdapterRef`; the name under which it was last asked for.
+        digest, name: as in `AdapterRef`; the name under which it was last requested.
         rank: the largest of its modules.
         tier: one of `TIERS`.
         num_bytes: of its weights in that tier.
-        pinned: never driven out.
-        num_running: requests that go through it now.
+        pinned: never evicted.
+        num_running: requests that currently use it.
         num_waiting: requests that wait for it.
-        load_seconds: how long the last load took.
+        load_seconds: duration of the last load.
     """
 
     digest: str
@@ -159,8 +159,8 @@ FileFingerprints = tuple[tuple[str, int, int, int, int], ...]
 
 #: Maximum number of cached adapters.
 _MAX_ENTRIES = 4096
-#: File system clocks move in ticks, and a second write within one is invisible: files written more
-#: recently than this are hashed again.
+#: The resolution of file system clocks is limited, and a second write within it is invisible: files
+#: written more recently than this are hashed again.
 _TICK_S = 0.1
 
 

@@ -5,21 +5,21 @@ Torch-free. MessagePack; no pickle crosses a process. Layout in Redis, all keys 
 
     {prefix}:replica:{replica_id}            string with TTL, a `Heartbeat`
     {prefix}:replicas                        set of replica ids ever seen (a reader drops dead ones)
-    {prefix}:owner:{replica_id}              incarnation that serves under this id: what any other
-                                             one still writes is refused
+    {prefix}:owner:{replica_id}              incarnation that serves under this id: writes of any
+                                             other one are refused
     {prefix}:news                            channel: `ReplicaEvent` of one that is ready or dead
     {prefix}:inbox:{replica_id}              stream read by the consumer group `engine`, field `m`:
                                              one `InboxMessage`
     {prefix}:log:{replica_id}                stream: the last lines that its process wrote,
-                                             kept by its supervisor
-    {prefix}:layers:{replica_id}             what became of each layer's weights at its last
-                                             load: a JSON list of `LayerInfo`
-    {prefix}:outbox:{gateway_id}             stream, field `m`: one `OutboxBatch` a step
-    {prefix}:written                         hash: how many tokens replicas have written of each
-                                             open request, see `written_token_counts`
+                                             maintained by its supervisor
+    {prefix}:layers:{replica_id}             how each layer's weights were loaded: a JSON list of
+                                             `LayerInfo`
+    {prefix}:outbox:{gateway_id}             stream, field `m`: one `OutboxBatch` per step
+    {prefix}:written                         hash: number of tokens that replicas have written for
+                                             each open request, see `written_token_counts`
 
 An inbox entry that holds an `EngineRequest` is acknowledged and deleted only after the request's
-last output is written to the outbox: what a killed engine leaves is pending, not lost.
+last output is written to the outbox: entries of a killed engine stay pending and aren't lost.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from engine.contract.replica_state import ModelInfo as ModelInfo
 from engine.contract.replica_state import PoolingInfo as PoolingInfo
 from engine.contract.sampling_params import MAX_N, SamplingParams
 
-#: Types that vectors may come in -> bytes of a number.
+#: Dtypes that vectors may have -> bytes per number.
 ITEM_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
 
 
@@ -64,7 +64,7 @@ class PromptEmbeds(msgspec.Struct, array_like=True):
 
     @property
     def is_complete(self) -> bool:
-        """Whether `data` has the length that the other fields say."""
+        """Whether `data` has the length that follows from the other fields."""
         return len(self.data) == self.rows * self.size * ITEM_BYTES.get(self.dtype, 0)
 
 
@@ -75,30 +75,30 @@ _untrack.argtypes, _untrack.restype = [ctypes.py_object], None
 def gc_untracked(token_ids: list[int]) -> list[int]:
     """Return the same list, untracked by the garbage collector.
 
-    The collector would visit every number of it, 0.1 s per collection for a body of 10 MB, while
-    no stream gets a token. A list of numbers can't be part of a cycle.
+    The collector would visit every number in it, 0.1 s per collection for a body of 10 MB, during
+    which no stream gets a token. A list of numbers can't be part of a cycle.
     """
     _untrack(token_ids)
     return token_ids
 
 
 T = TypeVar("T")
-#: Id of the requests that an engine sends itself before it serves.
+#: Id of an engine's own warm-up requests.
 WARMUP_REQUEST_ID = "warm-up"
 CONSUMER_GROUP = "engine"
 STREAM_FIELD = b"m"
 HEARTBEAT_INTERVAL_S = 0.5
 HEARTBEAT_TTL_S = 5.0
-#: After this long without a heartbeat a replica gets no new requests while there is another, which
-#: takes over its requests.
+#: After this long without a heartbeat a replica gets no new requests if there is another one, which
+#: then also takes over its requests.
 HEARTBEAT_TIMEOUT_S = 2.5
-#: Exit status of a replica whose settings are refused: started again, it would end the same way.
+#: Exit status of a replica whose settings are invalid: a restart would fail in the same way.
 EXIT_CONFIG = 2
-#: A replica whose loop has made no progress for this long isn't ready, whatever its port says.
+#: A replica whose loop has made no progress for this long isn't ready, even if its port answers.
 STALL_TIMEOUT_S = 20.0
-#: ... and after this long it's killed and started anew.
+#: ... and after this long it is killed and restarted.
 DEAD_AFTER_S = 60.0
-#: While it loads, after this long: a device may compile for minutes before it reports progress.
+#: The same while it loads: a device may compile for minutes before it reports progress.
 LOAD_DEAD_AFTER_S = 1800.0
 #: XADD MAXLEN ~ for an outbox: an abandoned gateway's stream stays bounded.
 OUTBOX_MAXLEN = 100_000
@@ -115,18 +115,17 @@ PAUSE_MODES = ("abort", "wait", "keep")
 
 
 class MediaItem(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A picture or video in a prompt: which tokens stand for it, and what it is. Or a window of
-    sound.
+    """A picture, video or audio window in a prompt: its content, and the tokens that stand for it.
 
     Attributes:
         kind: "image", "video", "audio".
-        digest: sha256 of what the encoder reads and of how it was prepared, whole.
+        digest: full sha256 of the encoder's input and of how it was prepared.
         ranges: (first position, count) of the placeholder tokens whose embeddings are the encoder's
-            vectors, in their order. A picture that is cut into tiles has several; sound that the
-            model attends to across has none.
-        grid: frames, rows and columns of its vectors, for models whose tokens have three positions;
-            else (). Of a video whose frames have a range each: that of one frame.
-        time_interval: between the positions of two frames.
+            vectors, in order. A picture that is cut into tiles has several; audio that the model
+            reads by cross attention has none.
+        grid: frames, rows and columns of its vectors, for models with three-dimensional positions;
+            else (). For a video whose frames have a range each: that of one frame.
+        time_interval: distance between the positions of two frames.
     """
 
     kind: str
@@ -148,40 +147,42 @@ class MediaItem(msgspec.Struct, frozen=True, omit_defaults=True):
 
     @property
     def num_vectors(self) -> int:
-        """Vectors that the encoder makes of it."""
+        """Number of vectors that the encoder produces for it."""
         return sum(count for _, count in self.ranges)
 
 
 class EngineRequest(msgspec.Struct, tag="request", omit_defaults=True, kw_only=True):
-    """One prompt to generate from, or to pool. Everything about identity is set by the server.
+    """One prompt to generate from, or to pool. The server sets everything about identity.
 
     Attributes:
         request_id: unique; outputs carry it.
-        gateway_id: whose outbox gets the outputs.
+        gateway_id: the gateway whose outbox gets the outputs.
         prompt_token_ids: [num_prompt_tokens], each in [0, vocab_size).
-        prompt_embeds: vectors in the place of the ids' own, which mean nothing then; None: none.
+        prompt_embeds: vectors that replace the ids' embeddings; the ids have no meaning then. None:
+            none.
         media: pictures in the order of their positions.
-        media_data: what the encoder reads of them, by digest, see `engine.multimodal.inputs`.
+        media_data: the encoder's inputs, by digest, see `engine.multimodal.inputs`.
         sampling: validated again by the engine against the vocabulary and the context.
-        pooling: what a pooling model is to do instead; `sampling` has no meaning then.
+        pooling: the task of a pooling model; `sampling` has no meaning then.
         arrival_time: seconds since the epoch, the gateway's clock.
         tenant, weight: fair-share identity; weight > 0.
-        kv_reserved_fraction, kv_max_fraction: of the KV pool: what others leave free for the
-            tenant, and the most that it may use; in [0, 1].
+        kv_reserved_fraction, kv_max_fraction: fractions of the KV pool that are reserved for the
+            tenant, and that it may use at most; in [0, 1].
         priority: smaller runs earlier; 0 is the default.
-        cache_namespace: goes into the first block's hash, so that prefixes never cross tenants.
-        adapter: the LoRA adapter to go through; None: the model alone.
+        cache_namespace: hashed into the first block, so that tenants never share prefixes.
+        adapter: the LoRA adapter; None: no adapter.
         resume_token_ids: `resume_token_ids[i]` holds the tokens of output i that a client already
-            has; generation goes on after them as if it had never stopped. Empty: a fresh request.
-        skip_indices: outputs that the client already has whole; they aren't generated again.
-        token_cap: the most output tokens over all outputs, those of `resume_token_ids` included:
-            the server's own limit (a reservation, a budget). None: none. At exactly this token all
-            outputs end with finish reason "budget". In a beam search each beam counts.
-        trace_headers: W3C's `traceparent` and `tracestate` of the span that asked; {} for none.
-        isolated: it runs in steps of its own until it brings a token: replicas have died over steps
-            that held it among others.
+            has; generation continues after them as if it had never stopped. Empty: a new request.
+        skip_indices: outputs that the client already has completely; they aren't generated again.
+        token_cap: maximum number of output tokens over all outputs, including `resume_token_ids`:
+            the server's own limit (a reservation, a budget). None: no limit. At exactly this token
+            all outputs end with finish reason "budget". In a beam search each beam counts.
+        trace_headers: W3C's `traceparent` and `tracestate` of the calling span; {} for none.
+        isolated: it runs in steps of its own until it gets a token: replicas have died in steps
+        that
+            included it among others.
         prefilled: a prefill replica has just saved its prompt's blocks in the shared tier.
-        kv_peer: tcp://HOST:PORT of that replica where it serves them itself; "": it doesn't.
+        kv_peer: tcp://HOST:PORT of that replica if it serves the blocks itself; "": it doesn't.
         message_version: see `engine.contract.message_version`.
     """
 
@@ -217,8 +218,8 @@ class EngineRequest(msgspec.Struct, tag="request", omit_defaults=True, kw_only=T
 
     @property
     def cache_scope(self) -> tuple[str, str]:
-        """Namespace, and digest of the adapter or "": who differs in either shares nothing that was
-        computed or said.
+        """Namespace, and digest of the adapter or "": requests that differ in either share neither
+        cached blocks nor outputs.
         """
         return self.cache_namespace, self.adapter_digest
 
@@ -243,17 +244,17 @@ class ControlRequest(msgspec.Struct, tag="control", omit_defaults=True, kw_only=
     Attributes:
         command: `reset_prefix_cache`, `reset_encoder_cache`, `drain`, `check_integrity`, `sleep`,
             `wake_up`, `pause`, `resume`, `abort_requests`, `start_profile`, `stop_profile`,
-            `load_adapter` (answered once it's on the device) or `unload_adapter` (it goes when
-            nobody uses it any more).
-        level: of `sleep`, one of `SLEEP_LEVELS`: 1 keeps the weights in host memory, 2 nowhere.
-        tags: of `wake_up`, some of `SLEEP_TAGS`; [] for all.
-        mode: of `pause`, one of `PAUSE_MODES`: running requests are aborted; they come to their end
-            before the answer, while nothing new is taken; or they stand still, new ones wait.
-        request_ids: of `abort_requests`; [] for all.
-        running: of `reset_prefix_cache`: requests that run give their blocks back and compute them
-            anew; without it the cache isn't reset while there are any.
-        adapter: of `load_adapter`, and of `unload_adapter`, which needs the digest alone.
-        pin: of `load_adapter`: never drive it out.
+            `load_adapter` (answered once it's on the device) or `unload_adapter` (it is removed
+            once no request uses it).
+        level: for `sleep`, one of `SLEEP_LEVELS`: 1 keeps the weights in host memory, 2 nowhere.
+        tags: for `wake_up`, some of `SLEEP_TAGS`; [] for all.
+        mode: for `pause`, one of `PAUSE_MODES`: running requests are aborted; or they finish before
+            the answer, and new ones are refused; or they are frozen, and new ones wait.
+        request_ids: for `abort_requests`; [] for all.
+        running: for `reset_prefix_cache`: running requests free their blocks and recompute them;
+            otherwise the cache isn't reset while there are any.
+        adapter: for `load_adapter`, and for `unload_adapter`, which needs only the digest.
+        pin: for `load_adapter`: never evict it.
     """
 
     command: str
@@ -283,33 +284,35 @@ class TokenLogprobs(msgspec.Struct, array_like=True):
     ranks: list[int]
 
 
-#: What a flight record names at most: prompt chunks and preemptions, requests that were ahead.
+#: Maximum number of prompt chunks, preemptions and requests ahead that a flight record lists.
 MAX_RECORDED_CHUNKS, MAX_NAMED = 32, 4
 
 
 class FlightRecord(msgspec.Struct, omit_defaults=True, kw_only=True):
-    """What happened to one output of a request inside the engine; times in seconds.
+    """Timeline of one output of a request inside the engine; times in seconds.
 
     Attributes:
         queue_time, prefill_time, decode_time: waiting, to the first token, from there to the end.
-        prefill_chunks: steps in which prompt tokens were computed.
-        num_cached_tokens: prompt tokens found in the prefix cache at the first start.
-        num_preemptions, num_steps: how often its blocks were taken; steps that it was part of.
-        num_drafts, num_draft_tokens, num_accepted_tokens: steps that checked guesses at its tokens,
-            the guesses, and those that held; see `SpeculativeConfig`.
-        cold_reason: why none was found, "" if some were: "no_shared_prefix",
+        prefill_chunks: number of steps in which prompt tokens were computed.
+        num_cached_tokens: prompt tokens that hit the prefix cache at the first start.
+        num_preemptions, num_steps: number of preemptions, and of steps that included it.
+        num_drafts, num_draft_tokens, num_accepted_tokens: steps that verified drafts, the drafts,
+            and the accepted ones; see `SpeculativeConfig`.
+        cold_reason: why no prefix was cached, "" if one was: "no_shared_prefix",
             "shorter_than_a_block", "evicted", "no_state", "caching_off" or "all_tokens_needed". It
-            follows from what its own namespace has sent alone.
-        chunks: of the first `MAX_RECORDED_CHUNKS` of them: milliseconds after the request came,
+            follows only from what its own namespace has sent.
+        chunks: of the first `MAX_RECORDED_CHUNKS` chunks: milliseconds after the request's arrival,
             and tokens.
-        preempted_at: of the first `MAX_RECORDED_CHUNKS` preemptions, in milliseconds after it came.
-        model_forward_time, model_execute_time: in the model's forward pass, and in all of the
-            worker, of the steps that it was part of; only with `collect_detailed_traces`.
-        num_ahead, num_ahead_own: sequences that ran or waited when the first output was queued, all
-            of them and its own tenant's.
-        behind: ids of its own tenant's requests among them, `MAX_NAMED` at most: never another's.
-        numerics_changed: a replica with other `Numerics` went on with it: the same weights, but not
-            the tokens that the first replica would have made. Set by the gateway.
+        preempted_at: of the first `MAX_RECORDED_CHUNKS` preemptions, milliseconds after its
+            arrival.
+        model_forward_time, model_execute_time: time of its steps in the model's forward pass, and
+        in
+            the worker; only with `collect_detailed_traces`.
+        num_ahead, num_ahead_own: sequences that ran or waited when the first output was queued: all
+            of them, and those of its own tenant.
+        behind: ids of its own tenant's requests among them, at most `MAX_NAMED`: never another's.
+        numerics_changed: a replica with other `Numerics` continued it: with the same weights, but
+            not the tokens that the first replica would have generated. Set by the gateway.
     """
 
     queue_time: float = 0.0
@@ -334,7 +337,9 @@ class FlightRecord(msgspec.Struct, omit_defaults=True, kw_only=True):
 
     @property
     def mean_accepted_length(self) -> float:
-        """Tokens that a step with drafts gave on average, its own included; 0.0: none had any."""
+        """Average number of tokens per step with drafts, including the step's own; 0.0: no such
+        steps.
+        """
         return 1 + self.num_accepted_tokens / self.num_drafts if self.num_drafts else 0.0
 
 
@@ -342,19 +347,20 @@ class TokenDelta(msgspec.Struct, omit_defaults=True, kw_only=True):
     """New tokens of one output of one request.
 
     Attributes:
-        index: which of the `n` outputs.
+        index: index of the output, of `n`.
         token_ids: new tokens since the last delta; may be empty on the final one. A stop token is
             included: the gateway decides what the client sees.
-        start: how many output tokens came before these; a reader drops what it already has.
-        logprobs: one entry a token when asked for.
-        prompt_logprobs: on the first delta when asked for; entry 0 is None.
+        start: number of output tokens before these; a reader drops those that it already has.
+        logprobs: one entry per token if requested.
+        prompt_logprobs: on the first delta if requested; entry 0 is None.
         finish_reason: None while running; "stop", "length", "abort", "error", "repetition" (see
             `RepetitionDetectionParams`) or "budget" (see `EngineRequest.token_cap`).
-        stop_reason: the stop token id that ended it, if one did (EOS leaves None);
-            `ABORTED_BY_OPERATOR` with "abort" when an operator did.
+        stop_reason: the stop token id that ended it, if one did (None for EOS);
+            `ABORTED_BY_OPERATOR` with "abort" if an operator did.
         cumulative_logprob: a beam's, on its only delta.
         num_prompt_tokens, num_cached_tokens: on the first and on the final delta.
-        pooled: a pooling model's result on the only delta, little-endian float32: one row, or one a
+        pooled: a pooling model's result on the only delta, little-endian float32: one row, or one
+        per
             prompt token for the tasks by token.
         error: set with finish_reason "error".
         flight: on the final delta.
@@ -411,7 +417,7 @@ class ControlReply(msgspec.Struct, omit_defaults=True, kw_only=True):
 
 
 class OutboxBatch(msgspec.Struct, omit_defaults=True, kw_only=True):
-    """All that one step produced for one gateway. One stream entry."""
+    """Everything that one step produced for one gateway: one stream entry."""
 
     replica_id: str
     incarnation: str
@@ -440,10 +446,9 @@ def written_token_counts(deltas: list[TokenDelta]) -> dict[str, int]:
 
 
 class ReplicaEvent(msgspec.Struct, omit_defaults=True, kw_only=True):
-    """A replica is ready, or (`alive` False) this incarnation of it is gone for good.
+    """A replica is ready, or (`alive` False) this incarnation of it has ended.
 
-    `held`: the requests that it was at when it died, see `engine.system.step_record`; None: it's
-    not known.
+    `held`: the requests in progress when it died, see `engine.system.step_record`; None: unknown.
     """
 
     replica_id: str
@@ -456,17 +461,17 @@ _OutputCount = Annotated[int, msgspec.Meta(ge=1, le=MAX_N)]
 
 
 class _NumOutputs(msgspec.Struct):
-    """What of a request's sampling parameters says how many outputs end."""
+    """The sampling parameters that determine how many outputs end."""
 
     n: _OutputCount = 1
     best_of: _OutputCount | None = None
 
 
 class UnreadableRequest(msgspec.Struct, kw_only=True):
-    """What is left of an `EngineRequest` of another release that can't be read. Never sent.
+    """The readable part of an `EngineRequest` of another release that can't be decoded. Never sent.
 
     Attributes:
-        problem: why it can't.
+        problem: why it can't be decoded.
     """
 
     request_id: str
@@ -477,7 +482,7 @@ class UnreadableRequest(msgspec.Struct, kw_only=True):
 
     @property
     def error(self) -> EngineFault:
-        """What its client is told."""
+        """The error for its client."""
         return EngineFault(
             f"The replica can't read this request: {self.problem}. The gateway writes messages of "
             f"version {self.message_version}, the replica reads those of version "
@@ -502,37 +507,39 @@ _news_decoder = msgspec.msgpack.Decoder(ReplicaEvent)
 def _decoded(decoder: msgspec.msgpack.Decoder[T], data: bytes) -> T:
     try:
         return decoder.decode(data)
-    except (UnicodeDecodeError, RecursionError) as error:  # of which msgspec makes none of its own
+    except (UnicodeDecodeError, RecursionError) as error:  # msgspec doesn't convert these
         raise msgspec.DecodeError(str(error)) from error
 
 
 def encode(message: msgspec.Struct) -> bytes:
-    """Any message of this module as MessagePack."""
+    """Encode any message of this module as MessagePack."""
     return _inbox_encoder.encode(message)
 
 
 def decode_inbox(data: bytes) -> InboxMessage:
-    """Raises msgspec.DecodeError or ValidationError for bytes that are no inbox message."""
+    """Raises msgspec.DecodeError or ValidationError for bytes that aren't an inbox message."""
     return _decoded(_inbox_decoder, data)
 
 
 def decode_unreadable_request(data: bytes, problem: str) -> UnreadableRequest:
-    """Who sent a message that `decode_inbox` refuses. Raises as `decode_inbox`, if nobody waits."""
+    """The sender of a message that `decode_inbox` refuses. Raises as `decode_inbox` if none
+    waits.
+    """
     request = _decoded(_unreadable_decoder, data)
     request.problem = problem
     return request
 
 
 def decode_outbox(data: bytes) -> OutboxBatch:
-    """Raises msgspec.DecodeError or ValidationError for bytes that are no outbox batch."""
+    """Raises msgspec.DecodeError or ValidationError for bytes that aren't an outbox batch."""
     return _decoded(_outbox_decoder, data)
 
 
 def decode_heartbeat(data: bytes) -> Heartbeat:
-    """Raises msgspec.DecodeError or ValidationError for bytes that are no heartbeat."""
+    """Raises msgspec.DecodeError or ValidationError for bytes that aren't a heartbeat."""
     return _decoded(_heartbeat_decoder, data)
 
 
 def decode_replica_event(data: bytes) -> ReplicaEvent:
-    """Raises msgspec.DecodeError or ValidationError for bytes that are no news."""
+    """Raises msgspec.DecodeError or ValidationError for bytes that aren't a replica event."""
     return _decoded(_news_decoder, data)

@@ -28,7 +28,7 @@ def buckets_1_2_3_5_8(limit: float) -> tuple[float, ...]:
 
 
 # fmt: off
-#: Seconds, of requests and of their phases.
+#: Seconds, for requests and their phases.
 REQUEST_LATENCY = (
     0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0, 120.0, 240.0,
     480.0, 960.0, 1920.0, 7680.0,
@@ -47,7 +47,7 @@ KV_RESIDENCY = (
 )
 # fmt: on
 ITERATION_TOKENS = (1.0, *(float(2**power) for power in range(3, 15)))
-#: The same for all models: gateways add up counts, whatever the model's context.
+#: Equal for all models, whatever their context: gateways add up counts.
 REQUEST_TOKENS = buckets_1_2_5(1_000_000)
 NUM_PREEMPTIONS = (1.0, 2.0, 3.0, 4.0, 5.0, 10.0, 20.0)
 SMALL_NUMBERS = (1.0, 2.0, 5.0, 10.0, 20.0)

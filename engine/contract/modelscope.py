@@ -1,4 +1,4 @@
-"""Models from ModelScope by its own package, where `VLLM_USE_MODELSCOPE` is set. Torch-free."""
+"""Models from ModelScope through its own package, if `VLLM_USE_MODELSCOPE` is set. Torch-free."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ VARIABLE = "VLLM_USE_MODELSCOPE"
 
 
 def uses_modelscope() -> bool:
-    """Whether hub ids are ModelScope's. Raises `ConfigError` for a value that is no switch."""
+    """Whether hub ids are ModelScope's. Raises `ConfigError` for a value that isn't a boolean."""
     value = os.environ.get(VARIABLE, "").lower()
     if value not in ("", "0", "1", "false", "true"):
         raise ConfigError(f"{VARIABLE} must be 0 or 1; got {value!r}.", param=VARIABLE)
@@ -27,9 +27,9 @@ def download_from_modelscope(
     *,
     param: str = "model",
 ) -> Path:
-    """The folder of a model's files that match `patterns`, downloaded where they aren't cached.
+    """The folder of a model's files that match `patterns`, downloaded unless they are cached.
 
-    Raises `ModelLoadError` with `param`, without the package as well.
+    Raises `ModelLoadError` with `param`, also without the package.
     """
     try:
         from modelscope import snapshot_download
@@ -42,7 +42,7 @@ def download_from_modelscope(
         folder = snapshot_download(
             model_id=name, revision=revision, cache_dir=cache_dir, allow_patterns=[*patterns]
         )
-    except Exception as error:  # the package raises many kinds
+    except Exception as error:  # the package raises many types
         raise ModelLoadError(
             f"{name} is no folder here and couldn't be downloaded from ModelScope: {error}",
             param=param,

@@ -1,6 +1,6 @@
-"""Traces by OpenTelemetry: one exporter a process, W3C context between processes. Torch-free.
+"""Tracing with OpenTelemetry: one exporter per process, W3C context between processes. Torch-free.
 
-The packages are the extra `otel`; nothing of them is imported before a tracer is made.
+The packages are the extra `otel`; none is imported before a tracer is created.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ VARIABLE = "QUIRE_LOGGING_CONFIG"
 
 
 def logging_config() -> dict[str, Any] | None:
-    """What the file holds that the variable names, for `logging.config.dictConfig`; None: no file.
+    """Content of the file named by the variable, for `logging.config.dictConfig`; None: no file.
 
-    Raises `ConfigError` for a file that can't be read or holds no JSON object.
+    Raises `ConfigError` for a file that can't be read or doesn't contain a JSON object.
     """
     name = os.environ.get(VARIABLE, "").strip()
     if not name:
@@ -46,9 +46,9 @@ def logging_config() -> dict[str, Any] | None:
 
 
 def apply_logging_config() -> bool:
-    """Log as that file says; whether there is one.
+    """Configure logging from that file. Returns whether there is one.
 
-    Raises `ConfigError` for one that `dictConfig` refuses.
+    Raises `ConfigError` if `dictConfig` refuses it.
     """
     config = logging_config()
     if config is None:
@@ -62,7 +62,7 @@ def apply_logging_config() -> bool:
 
 
 class LineFormatter(logging.Formatter):
-    """vLLM's line format. Line breaks in a message are escaped, so that nobody can forge a line."""
+    """vLLM's line format. Line breaks in messages are escaped, so that lines can't be forged."""
 
     def __init__(self) -> None:
         super().__init__(
@@ -75,8 +75,8 @@ class LineFormatter(logging.Formatter):
 
 
 class JsonFormatter(logging.Formatter):
-    """One JSON object a line, with the gateways' keys: at, level, logger, message, exception; of a
-    line about a request, and of a gateway's access line, their fields as well.
+    """One JSON object per line, with the gateways' keys: at, level, logger, message, exception;
+    lines about a request, and a gateway's access log, have additional fields.
     """
 
     def format(self, record: logging.LogRecord) -> str:
@@ -95,9 +95,9 @@ class JsonFormatter(logging.Formatter):
 
 
 def configure_logging(level: str = "info") -> None:
-    """Log to standard error, as JSON where `QUIRE_LOG_STYLE` is `json`.
+    """Log to standard error, as JSON if `QUIRE_LOG_STYLE` is `json`.
 
-    The file that `QUIRE_LOGGING_CONFIG` names replaces all of it. Raises `ConfigError` where it
+    The file named by `QUIRE_LOGGING_CONFIG` replaces this completely. Raises `ConfigError` if it
     can't be used.
     """
     if apply_logging_config():
@@ -108,17 +108,17 @@ def configure_logging(level: str = "info") -> None:
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(level.upper())
-    # It logs addresses whole, also those that a hub has signed for one download.
+    # It logs complete addresses, including those that a hub has signed for one download.
     logging.getLogger("httpx").setLevel("WARNING")
 
 
-#: What gateways and replicas read the endpoint from where no flag names it.
+#: Variables with the endpoint of gateways and replicas, if no flag names it.
 TRACES_VARIABLE = "QUIRE_OTLP_TRACES_ENDPOINT"
 _PATH = "/v1/traces"
 
 
 def check_endpoint(endpoint: str) -> str:
-    """The endpoint with its path. Raises `ConfigError` for what is no address."""
+    """The endpoint with its path. Raises `ConfigError` for an invalid address."""
     parts = urlsplit(endpoint)
     if parts.scheme not in ("http", "https", "grpc") or not parts.hostname:
         raise ConfigError(
@@ -150,15 +150,15 @@ def _exporter_class(scheme: str) -> Any:
 
 
 class Tracing:
-    """Spans of this process, sent in batches by a thread of OpenTelemetry's.
+    """Spans of this process, sent in batches by OpenTelemetry's thread.
 
     Args:
-        endpoint: where to, see `check_endpoint`.
-        service: the `service.name`, unless OTEL_SERVICE_NAME says another.
+        endpoint: destination, see `check_endpoint`.
+        service: the `service.name`, unless OTEL_SERVICE_NAME sets another.
         instance: the `service.instance.id`.
 
-    OpenTelemetry's own variables hold too: OTEL_TRACES_SAMPLER, OTEL_EXPORTER_OTLP_HEADERS, ...
-    Raises `ConfigError` for what is no address, and without the extra's packages.
+    OpenTelemetry's own variables apply, too: OTEL_TRACES_SAMPLER, OTEL_EXPORTER_OTLP_HEADERS, ...
+    Raises `ConfigError` for an invalid address, and without the extra's packages.
     """
 
     def __init__(self, endpoint: str, service: str, instance: str) -> None:
@@ -172,7 +172,7 @@ class Tracing:
         self.tracer: Tracer = self._provider.get_tracer("quire")
 
     def close(self) -> None:
-        """Send what is left, for a few seconds at most, and end."""
+        """Send the remaining spans, for a few seconds at most, and stop."""
         self._provider.force_flush(5000)
         self._provider.shutdown()
 
@@ -190,7 +190,7 @@ def _provider(service: str, instance: str, exporter: Any) -> TracerProvider:
 
 
 def context_of(headers: Mapping[str, str]) -> Any:
-    """The context that `traceparent` and `tracestate` tell of; an empty one if they don't."""
+    """The context of `traceparent` and `tracestate`; empty without them."""
     from opentelemetry.context import Context
     from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 

@@ -28,12 +28,12 @@ log = logging.getLogger(__name__)
 
 Kind = TypeVar("Kind")
 DEVICES = "quire.devices"
-#: Entry points of vLLM, which are answered by name.
+#: Entry points of vLLM that are handled by name.
 VLLM_PLATFORMS = "vllm.platform_plugins"
 _BUILT_IN_DEVICES = ("auto", "cpu", "cuda", "rocm")
 _NO_PACKAGE = "There is no package for it; docs/extending/device.md describes how to write one."
 _TO_BRING = "There is no package for it; docs/extending/accelerators.md says what it must bring."
-#: By vLLM's names of devices, what to do instead.
+#: By vLLM's names of devices, what to use instead.
 _DEVICE_REMEDIES = {
     "jax-cpu": "Install packages/jax-cpu (docs/devices.md).",
     "openvino": "Install packages/openvino (docs/devices.md).",
@@ -56,7 +56,7 @@ def selected_entry_points(group: str) -> list[EntryPoint]:
     return [point for point in _installed(group, tuple(sys.path)) if is_selected(point.name)]
 
 
-#: vLLM's groups with the same meaning, for packages that import `engine` in place of `vllm`.
+#: vLLM's groups with the same meaning, for packages that import `engine` instead of `vllm`.
 _VLLM_GROUPS = {
     "quire.general_plugins": "vllm.general_plugins",
     "quire.io_processors": "vllm.io_processor_plugins",
@@ -87,9 +87,9 @@ def _installed(group: str, folders: tuple[str, ...]) -> tuple[EntryPoint, ...]:
 
 
 def _requires_vllm(point: EntryPoint) -> bool:
-    """Whether the package of an entry point depends on vLLM, and extends that alone.
+    """Whether the package of an entry point depends on vLLM, and extends only vLLM.
 
-    It may be optional, in an extra.
+    The dependency may be optional, in an extra.
     """
     requirements = (point.dist.requires if point.dist else None) or []
     return any(
@@ -103,7 +103,7 @@ def load_subclass(point: EntryPoint, base: type[Kind]) -> type[Kind]:
 
     As in vLLM it may also name a function that returns the class, or its "package.module.Class".
 
-    Raises `ConfigError` for one that can't be imported or is something else.
+    Raises `ConfigError` if it can't be imported or isn't such a class.
     """
     return checked_class(point, resolve_entry_point(point), base)
 
@@ -111,7 +111,7 @@ def load_subclass(point: EntryPoint, base: type[Kind]) -> type[Kind]:
 def resolve_entry_point(point: EntryPoint) -> object:
     """Return the object of an entry point: a function's result, or the target of a dotted path.
 
-    Raises `ConfigError` for one that can't be imported or fails.
+    Raises `ConfigError` if it can't be imported or fails.
     """
     try:
         target = point.load()
@@ -193,8 +193,8 @@ class PooledPrompt:
 class IOProcessor(ABC, Generic[Input, Output]):
     """Converts a caller's data into prompts of a pooling model, and its results into a response.
 
-    There is one per process, called in several threads at once. A `ValueError` of `parse_data` or
-    `pre_process` is the caller's mistake and becomes 400, with its text.
+    There is one per process, called from several threads at once. A `ValueError` of `parse_data` or
+    `pre_process` is the caller's mistake and returned as 400, with its text.
 
     Args:
         model: the served model's name.
@@ -255,7 +255,7 @@ LORA_RESOLVER_GROUP = "quire.lora_resolvers"
 class LoRAResolver(ABC):
     """Finds the files of an adapter that a request names and that isn't loaded.
 
-    There is one per gateway and worker, called in its event loop: hand slow work to a thread. An
+    There is one per gateway and worker, called in its event loop: run slow work in a thread. An
     exception is logged, and the caller is asked to try again.
     """
 
@@ -263,12 +263,11 @@ class LoRAResolver(ABC):
     async def resolve_lora(self, base_model_name: str, lora_name: str) -> LoRARequest | None:
         """Return the adapter, or None if it is unknown.
 
-        The result is the same for all tenants: a resolver isn't given the tenant.
+        The result is the same for all tenants: a resolver doesn't know the tenant.
 
         Args:
-            base_model_name: the folder or hub id that the model was loaded from, or the name that
-                it is served by.
-            lora_name: as the client sent it, without the model's name.
+            base_model_name: the folder or hub id that the model was loaded from, or its served
+            name. lora_name: as the client sent it, without the model's name.
         """
 
 

@@ -1,6 +1,6 @@
 """`PoolingParams`: what a request asks of a pooling model. Torch-free.
 
-Names follow vLLM's; see `docs/embeddings.md` for what each task gives.
+Names follow vLLM's; `docs/embeddings.md` describes each task's result.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ Vectors = NDArray[np.float32]
 
 
 def from_bytes(data: bytes, rows: int | None = None) -> Vectors:
-    """A result as it comes from the engine: float32 [size], or [rows, size]."""
+    """A result as the engine returns it: float32 [size], or [rows, size]."""
     values = np.frombuffer(data, dtype="<f4")
     return values if rows is None else values.reshape(rows, -1)
 
 
 def similarity(kind: str, first: Vectors, second: Vectors) -> float:
-    """Of two float32 [size]: larger is more alike; distances are negative.
+    """Similarity of two float32 [size]: larger is more similar; distances are negative.
 
     `kind` is sentence-transformers' `similarity_fn_name`: "cosine", "dot", "euclidean" or
     "manhattan". Raises `InvalidRequest` for another.
@@ -46,9 +46,9 @@ def similarity(kind: str, first: Vectors, second: Vectors) -> float:
 
 
 def score_pairs(num_first: int, num_second: int) -> list[tuple[int, int]]:
-    """Which first text meets which second: one with each, or each with its own.
+    """Pair the first texts with the second ones: one with each, or one by one.
 
-    Raises `InvalidRequest` when the counts are neither 1 to N nor N to N, or 0.
+    Raises `InvalidRequest` if the counts are neither 1 to N nor N to N, or 0.
     """
     if num_first < 1 or num_second < 1:
         raise InvalidRequest("Both sides need at least one text.", param="text_2")
@@ -64,14 +64,14 @@ def score_pairs(num_first: int, num_second: int) -> list[tuple[int, int]]:
 EmbedDtype = Literal["float32", "float16", "bfloat16", "fp8_e4m3", "fp8_e5m2"]
 Endianness = Literal["native", "big", "little"]
 EMBED_DTYPES: tuple[EmbedDtype, ...] = get_args(EmbedDtype)
-#: Bits of the mantissa and the exponent's bias.
+#: Number of mantissa bits, and the exponent's bias.
 _FP8 = {"fp8_e4m3": (3, 7), "fp8_e5m2": (2, 15)}
 
 
 def encode_vector(values: Vectors, dtype: EmbedDtype, endianness: Endianness = "native") -> bytes:
-    """The numbers of float32 `values`, one after another, each rounded to the nearest of `dtype`.
+    """The float32 `values` as bytes, each rounded to the nearest number of `dtype`.
 
-    Ties go to the even one. Of e4m3, which has no infinity, the largest stands for all beyond it.
+    Ties are rounded to even. For e4m3, which has no infinity, larger values saturate.
     """
     numbers = _converted(np.ascontiguousarray(values, dtype=np.float32), dtype)
     if endianness not in ("native", sys.byteorder):
@@ -89,7 +89,7 @@ def _converted(values: Vectors, dtype: EmbedDtype) -> NDArray[np.generic]:
 
 
 def _as_bfloat16(values: Vectors) -> NDArray[np.uint16]:
-    """float32's upper half."""
+    """The upper half of each float32."""
     bits = values.view(np.uint32)
     upper = (bits >> 16) & 1
     rounded = ((bits + np.uint32(0x7FFF) + upper) >> 16).astype(np.uint16)
@@ -97,7 +97,7 @@ def _as_bfloat16(values: Vectors) -> NDArray[np.uint16]:
 
 
 def _as_fp8(values: Vectors, mantissa: int, bias: int) -> NDArray[np.uint8]:
-    """A magnitude's place among all of them is its code; e5m2's infinity stands for 65,536."""
+    """A magnitude's rank among all of them is its code; 65,536 stands for e5m2's infinity."""
     last = 0x7E if mantissa == 3 else 0x7C
     codes = np.arange(last + 1)
     exponent, fraction = codes >> mantissa, (codes & (2**mantissa - 1)) / 2**mantissa
@@ -113,33 +113,33 @@ def _as_fp8(values: Vectors, mantissa: int, bias: int) -> NDArray[np.uint8]:
     return (code | (np.signbit(values) << 7)).astype(np.uint8)
 
 
-#: Tasks with one vector a prompt.
+#: Tasks with one vector per prompt.
 SEQUENCE_TASKS = ("embed", "classify", "score")
-#: Tasks with one vector a token.
+#: Tasks with one vector per token.
 TOKEN_TASKS = ("token_embed", "token_classify")
 TASKS = SEQUENCE_TASKS + TOKEN_TASKS
-#: For models that attend to sound: when each token of the prompt is said.
+#: For models that attend to audio: when each token of the prompt is spoken.
 ALIGN = "align"
 GENERATE = "generate"
-#: Of models that hear a file and write what is said in it.
+#: For models that transcribe an audio file.
 TRANSCRIPTION = "transcription"
 
 
 class PoolingParams(msgspec.Struct, omit_defaults=True, kw_only=True):
-    """What to make of a prompt's hidden states. Raises `InvalidRequest` for a value out of range.
+    """How to pool a prompt's hidden states. Raises `InvalidRequest` for a value out of range.
 
     Attributes:
         task: "embed", "classify", "score", "token_embed" or "token_classify"; "" for the model's
             own (`resolved_task`).
-        dimensions: keep so many of an embedding's first dimensions (Matryoshka models alone).
-        use_activation: normalise an embedding, or put logits through softmax or sigmoid; None: as
-            the model says.
+        dimensions: keep this many of an embedding's first dimensions (Matryoshka models only).
+        use_activation: normalise an embedding, or apply softmax or sigmoid to logits; None: as the
+            model's configuration says.
         truncate_prompt_tokens: keep this many of the prompt's first tokens; -1: the model's
-            context. Applied where text becomes tokens, not by the engine.
-        second_segment: the first token of a pair's second part, for models that tell the two by
-            token types; 0: there is none.
+            context. Applied when text is tokenised, not by the engine.
+        second_segment: the first token of a pair's second part, for models that distinguish the two
+            by token types; 0: there is none.
         align_from: with "align", the first token that is aligned.
-        num_states: with "align", number of the encoder's states that hear sound, not padding.
+        num_states: with "align", number of encoder states that cover audio rather than padding.
     """
 
     task: str = ""
@@ -171,11 +171,11 @@ class PoolingParams(msgspec.Struct, omit_defaults=True, kw_only=True):
 
     @property
     def by_token(self) -> bool:
-        """Whether every token has a vector of its own in the result."""
+        """Whether the result has a vector per token."""
         return self.task in (*TOKEN_TASKS, ALIGN)
 
     def prompt_limit(self, max_model_len: int) -> int | None:
-        """Most tokens that a prompt is cut to, or None for no cutting.
+        """Maximum number of tokens of a truncated prompt, or None for no truncation.
 
         Raises `InvalidRequest` for a limit over the context.
         """
@@ -198,10 +198,10 @@ class PoolingParams(msgspec.Struct, omit_defaults=True, kw_only=True):
         embedding_size: int,
         matryoshka: Collection[int] | None,
     ) -> None:
-        """Raise `InvalidRequest` for what this model can't do.
+        """Raise `InvalidRequest` for values that this model doesn't support.
 
-        `matryoshka` names the dimensions that the model was trained for: None when it wasn't,
-        empty when any up to `embedding_size` will do.
+        `matryoshka` lists the dimensions that the model was trained for: None if it wasn't, empty
+        if any up to `embedding_size` is valid.
         """
         check_task(model, tasks, self.task)
         if self.dimensions is None:
@@ -223,7 +223,7 @@ class PoolingParams(msgspec.Struct, omit_defaults=True, kw_only=True):
 
 
 def check_length(num_tokens: int, max_model_len: int) -> None:
-    """Raise `ContextLengthExceeded` with both numbers for a prompt over the context."""
+    """Raise `ContextLengthExceeded` with both numbers for a prompt longer than the context."""
     if num_tokens > max_model_len:
         raise ContextLengthExceeded(
             f"The prompt has {num_tokens} tokens, but the model takes at most {max_model_len}.",
@@ -232,7 +232,7 @@ def check_length(num_tokens: int, max_model_len: int) -> None:
 
 
 def default_task(tasks: Sequence[str]) -> str:
-    """What `encode` and /pooling do when a request names no task: what the model is for."""
+    """The default task of `encode` and /pooling: the model's main one."""
     return tasks[0] if tasks and tasks[0] in TASKS else TASKS[0]
 
 

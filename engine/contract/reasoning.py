@@ -1,4 +1,4 @@
-"""Reasoning before the answer: where it ends, how long it may be, and what it keeps waiting."""
+"""Reasoning before the answer: where it ends, its budget, and what must wait for its end."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ _PARAM = "thinking"
 
 
 class ReasoningParams(msgspec.Struct, omit_defaults=True, forbid_unknown_fields=True):
-    """How to tell a model's reasoning, in tokens. Structured output begins after it.
+    """How to recognise a model's reasoning, in tokens. Structured output begins after it.
 
     Attributes:
         end: token sequences, each of which ends the reasoning.
-        start: what an output begins with that has reasoning; [] when every output is inside from
-            its first token on (the prompt has opened it).
+        start: the beginning of an output with reasoning; [] if every output starts within the
+            reasoning (the prompt has opened it).
         close: forced once the budget is used up; must end with one of `end`. []: the first of them.
-        budget: the most tokens before `close`, >= 0; None for no limit.
+        budget: maximum number of tokens before `close`, >= 0; None for no limit.
 
     Raises:
         InvalidRequest: with `param` "thinking" or "thinking.<field>".
@@ -54,17 +54,17 @@ class ReasoningParams(msgspec.Struct, omit_defaults=True, forbid_unknown_fields=
 
     @property
     def forced(self) -> list[int]:
-        """What ends the reasoning by force."""
+        """The tokens that end the reasoning by force."""
         return self.close or self.end[0]
 
     @property
     def all_token_ids(self) -> list[int]:
-        """Every token that is named here."""
+        """All token ids in these fields."""
         return [*self.start, *self.close, *(token for mark in self.end for token in mark)]
 
 
 class ReasoningPhase(Enum):
-    """Where an output stands."""
+    """Phase of an output."""
 
     START = "start"
     INSIDE = "inside"
@@ -73,7 +73,7 @@ class ReasoningPhase(Enum):
 
 
 class ReasoningState:
-    """One output's way through its reasoning. It moves with accepted tokens alone."""
+    """State of one output's reasoning. Only accepted tokens advance it."""
 
     __slots__ = ("_count", "_position", "_tail", "_tail_size", "params", "phase")
 
@@ -86,7 +86,7 @@ class ReasoningState:
         self._spend()
 
     def copy(self) -> ReasoningState:
-        """Another at the same place."""
+        """An independent copy."""
         other = ReasoningState(self.params)
         other.phase, other._position, other._count = self.phase, self._position, self._count
         other._tail = self._tail
@@ -94,7 +94,7 @@ class ReasoningState:
 
     @property
     def forced_token(self) -> int | None:
-        """The only token that may come next, if there is one."""
+        """The only token that is allowed next; None: no restriction."""
         if self.phase is ReasoningPhase.CLOSING:
             return self.params.forced[self._position]
         if self.phase is ReasoningPhase.START and self._position:
@@ -102,7 +102,9 @@ class ReasoningState:
         return None
 
     def advance(self, token: int) -> bool:
-        """Take a token; whether it belonged to the reasoning (rather than to the answer)."""
+        """Advance by a token; returns whether it belongs to the reasoning (rather than the
+        answer).
+        """
         if self.phase is ReasoningPhase.START:
             return self._start(token)
         if self.phase is ReasoningPhase.CLOSING:
@@ -131,7 +133,7 @@ class ReasoningState:
         return True
 
     def _spend(self) -> None:
-        """Close the reasoning when its budget is used up."""
+        """Close the reasoning once its budget is used up."""
         budget = self.params.budget
         if self.phase is ReasoningPhase.INSIDE and budget is not None and self._count >= budget:
             self.phase, self._position = ReasoningPhase.CLOSING, 0

@@ -31,7 +31,7 @@ def inbox_key(replica_id: str, prefix: str = KEY_PREFIX) -> str:
 
 
 def log_key(replica_id: str, prefix: str = KEY_PREFIX) -> str:
-    """Key of the last lines that a replica wrote."""
+    """Key of the last log lines of a replica."""
     return f"{prefix}:log:{replica_id}"
 
 
@@ -46,36 +46,36 @@ def outbox_key(gateway_id: str, prefix: str = KEY_PREFIX) -> str:
 
 
 def progress_key(gateway_id: str, prefix: str = KEY_PREFIX) -> str:
-    """Key of what a gateway has read of its outbox: "request/output" -> tokens."""
+    """Key of a gateway's read positions in its outbox: "request/output" -> tokens."""
     return f"{prefix}:progress:{gateway_id}"
 
 
 def written_tokens_key(prefix: str = KEY_PREFIX) -> str:
-    """Key of the engine's own count of what it has written: what the ledger is held against."""
+    """Key of the engine's own count of written tokens, which the ledger is checked against."""
     return f"{prefix}:written"
 
 
 def output_field(request_id: str, index: int) -> str:
-    """Of `written_tokens_key`'s hash: the output's tokens so far, over all attempts."""
+    """Field of `written_tokens_key`'s hash: the output's tokens so far, over all attempts."""
     return f"{request_id}/{index}"
 
 
 def prompt_field(request_id: str) -> str:
-    """Of `written_tokens_key`'s hash: the request's prompt tokens."""
+    """Field of `written_tokens_key`'s hash: the request's prompt tokens."""
     return f"{request_id}/p"
 
 
 def stream_key(stream: str, prefix: str = KEY_PREFIX) -> str:
     """Key of an open stream of a gateway: a hash.
 
-    `open` says how to go on with it, `epoch` counts who took it over, `prompt` and `billed` are the
-    tokens that were settled when it was given up, `numerics:N` says which bits made its request N,
-    `told` is there once tokens went to the client.
+    `open` says how to continue it, `epoch` counts takeovers, `prompt` and `billed` are the tokens
+    that were settled when it was abandoned, `numerics:N` identifies the numerics of its request N,
+    `told` is set once tokens were sent to the client.
     """
     return f"{prefix}:stream:{stream}"
 
 
-#: Begins the id of a request that only computes another's prompt.
+#: Prefix of the id of a request that only computes another's prompt.
 _PREFILL = "prefill:"
 
 
@@ -85,15 +85,15 @@ def prefill_request_id(request_id: str) -> str:
 
 
 def is_prefill_request(request_id: str) -> bool:
-    """Whether a request only computes another's prompt: its token is nobody's."""
+    """Whether a request only computes another's prompt: its token is discarded."""
     return request_id.startswith(_PREFILL)
 
 
 def prefilled_request_id(request_id: str) -> str:
-    """Id of the request whose prompt a request computes; of others their own."""
+    """Id of the request whose prompt a request computes; other requests' own id."""
     return request_id.removeprefix(_PREFILL)
 
 
 def base_request_id(request_id: str) -> str:
-    """A request's id without the number of its attempt: what gateways call it."""
+    """A request's id without the number of its attempt: the gateways' id of it."""
     return request_id.partition("~")[0]

@@ -13,12 +13,12 @@ from engine.contract.lora import AdapterStatus
 from engine.contract.metrics import Histogram
 from engine.contract.redis_keys import KEY_PREFIX
 
-# An observer increments `watch_key` and renews its expiry; the replica sees that with its heartbeat
-# and publishes `KVMapFrame`s on `frames_key` until the key expires. A new number makes it begin
-# with a full frame. Frames name tenants and requests: other tenants' must be removed from what a
-# tenant is shown.
+# An observer increments `watch_key` and renews its expiry. The replica reads it with each heartbeat
+# and publishes `KVMapFrame`s on `frames_key` until the key expires. A new number makes it start
+# with a full frame. Frames name tenants and requests: before a frame is shown to a tenant, those of
+# other tenants must be removed.
 
-#: How long a replica publishes after an observer last renewed its key.
+#: How long a replica continues to publish after an observer last renewed its key.
 WATCH_TTL_S = 5
 #: Maximum number of requests listed for one block.
 MAX_LISTED_USERS = 4
@@ -50,13 +50,13 @@ class KVMapBlock(msgspec.Struct, array_like=True, gc=False):
     """A block that changed.
 
     Attributes:
-        refs: sequences that use it. cached: whether a prefix could hit it.
-        owner: in `KVMapFrame.words`, the tenant that it's charged to or that used it last.
-        users: the same, ids of requests that use it, at most `MAX_LISTED_USERS`.
-        adapter: the same, the name of the adapter that it was computed with; "" for none.
-        tier: the same, the KV tier that had it too when it changed; "" for none.
-        media: the same, kind and digest of the first image, video or sound among its tokens, where
-            a request of its owner has used it; "" for none.
+        refs: number of sequences that use it. cached: whether a prefix could hit it.
+        owner: index in `KVMapFrame.words`: the tenant that it's charged to or that used it last.
+        users: indices, ids of requests that use it, at most `MAX_LISTED_USERS`.
+        adapter: index, name of the adapter that it was computed with; "" for none.
+        tier: index, the KV tier that also had it when it changed; "" for none.
+        media: index, kind and digest of the first image, video or audio among its tokens, if a
+            request of its owner has used it; "" for none.
     """
 
     block_id: int
@@ -73,10 +73,10 @@ class KVMapFrame(msgspec.Struct, omit_defaults=True, kw_only=True):
     """Changes of the KV map since the previous frame.
 
     Attributes:
-        number: from 1, without gaps within a `run`: what begins with each whole frame.
+        number: from 1, without gaps within a `run`, which starts with each full frame.
         whole: `blocks` has all that were ever used; the others are free and empty.
-        evicted: cached blocks that were taken for something else since the frame before.
-        words: what the numbers in `blocks` mean, in this frame alone.
+        evicted: cached blocks that were reallocated since the previous frame.
+        words: the strings that the numbers in `blocks` refer to, for this frame alone.
     """
 
     replica_id: str
@@ -99,11 +99,11 @@ _decoder = msgspec.msgpack.Decoder(KVMapFrame)
 
 
 def decode_frame(data: bytes) -> KVMapFrame:
-    """Raises msgspec.DecodeError or ValidationError for bytes that are no frame."""
+    """Raises msgspec.DecodeError or ValidationError for bytes that aren't a frame."""
     return _decoder.decode(data)
 
 
-#: In their order. Weights are rounded and packed while they are read, a few megabytes at a time.
+#: In order. Weights are quantized and packed while they are read, a few megabytes at a time.
 DOWNLOADING, KERNELS, READING, CACHE, WARM_UP = (
     "downloading",
     "kernels",
@@ -144,15 +144,15 @@ def report_load_phase(phase: str, done: int = 0, total: int = 0) -> None:
 
 
 class Numerics(msgspec.Struct, omit_defaults=True, kw_only=True, frozen=True):
-    """What decides the bits of a replica's tokens: equal ones generate equal tokens.
+    """Everything that determines the bits of a replica's tokens: equal ones generate equal tokens.
 
     Attributes:
         weights: sha256 over the model's configuration and weights, 64 hex digits.
         isa: the instruction set in use, or the GPU's name.
-        kernels: build of the kernels, with the library that runs what they don't.
-        dtype, quantization, kv_cache_dtype: of activations and plain weights; of weights that are
-            rounded; of keys and values.
-        settings: other settings that change numbers, by name.
+        kernels: build of the kernels, and of the library that computes everything else.
+        dtype, quantization, kv_cache_dtype: of activations and unquantized weights; of quantized
+            weights; of keys and values.
+        settings: other settings that change numerical results, by name.
     """
 
     weights: str
@@ -165,21 +165,21 @@ class Numerics(msgspec.Struct, omit_defaults=True, kw_only=True, frozen=True):
 
     @property
     def fingerprint(self) -> str:
-        """Sha256 of all of it, 64 hex digits."""
+        """Sha256 of all fields, 64 hex digits."""
         return hashlib.sha256(msgspec.msgpack.encode(self, order="sorted")).hexdigest()
 
 
 class PoolingInfo(msgspec.Struct, omit_defaults=True, kw_only=True):
-    """What a gateway must know of a pooling model.
+    """What gateways must know about a pooling model.
 
     Attributes:
-        embedding_size: elements of a whole embedding, or labels of a classifier.
-        matryoshka: dimensions that embeddings may be cut to; None: no others, []: any.
+        embedding_size: size of a full embedding, or number of labels of a classifier.
+        matryoshka: sizes to which embeddings may be cut; None: no others, []: any.
         labels: a classifier's, in order.
-        prompt: put before every text that is embedded.
-        similarity: of two embeddings: "cosine", "dot", "euclidean" or "manhattan".
-        token_types: the model tells a pair's two parts by token types.
-        image_or_text: a prompt is a text, or one image, for which an EOS token stands.
+        prompt: prefix of every text that is embedded.
+        similarity: similarity of two embeddings: "cosine", "dot", "euclidean" or "manhattan".
+        token_types: the model distinguishes a pair's two parts by token types.
+        image_or_text: a prompt is either a text or one image, for which an EOS token stands.
     """
 
     embedding_size: int
@@ -192,7 +192,7 @@ class PoolingInfo(msgspec.Struct, omit_defaults=True, kw_only=True):
 
 
 class LayerInfo(msgspec.Struct, omit_defaults=True, kw_only=True):
-    """What became of one layer's weights at load; words as in `WeightsInfo`."""
+    """How one layer's weights were loaded; words as in `WeightsInfo`."""
 
     layer: str
     format: str
@@ -202,14 +202,14 @@ class LayerInfo(msgspec.Struct, omit_defaults=True, kw_only=True):
 
 
 class WeightsInfo(msgspec.Struct, omit_defaults=True, kw_only=True):
-    """Layers whose weights fared alike at load.
+    """Layers whose weights were loaded in the same way.
 
     Attributes:
         format: of the checkpoint.
-        level: "kept": the kernels multiply by the checkpoint's own numbers; "read": they were
-            rounded into another form, or are kept in more bits.
-        layers: how many. nbytes: that one pass over all of them reads.
-        error: the largest difference from the plain dequantised weights, in parts of the largest.
+        level: "kept": the kernels compute with the checkpoint's exact numbers; "read": they were
+            rounded to another format, or stored in more bits.
+        layers: number of layers. nbytes: bytes that one pass over all of them reads.
+        error: the largest difference from the dequantized weights, relative to the largest weight.
     """
 
     format: str
@@ -220,18 +220,18 @@ class WeightsInfo(msgspec.Struct, omit_defaults=True, kw_only=True):
 
 
 class ModelInfo(msgspec.Struct, omit_defaults=True, kw_only=True):
-    """What a gateway must know of a replica's model to check and render requests.
+    """What gateways must know about a replica's model to check and render requests.
 
     `path` is the folder with tokenizer files; gateways and replicas share it by volume or by image.
-    `tasks` is "generate", or what a pooling model does (`engine.contract.pooling_params`);
-    `pooling` is for the latter. `cache_config` is what `vllm:cache_config_info` shows, as text.
-    `io_processor` is the plug-in that reads and answers `data`, "" for none. `tool_call_parser` and
-    `reasoning_parser` are names, "" for what the chat template tells of. `chat_template` is the
-    source of another than the folder's. `prompt_embeds_size` is how long vectors must be that stand
-    for a prompt's tokens, 0 where none may. `sees`: pictures may stand in its prompts, at most
-    `max_images` in one, at most `max_videos` videos and `max_audios` audios. `encoder_length` and
-    `num_mels`: states of its encoder of sound that tokens attend to, and values of a frame that
-    this reads; 0 where it has none. `num_ranks` processes share the model.
+    `tasks` is "generate", or the tasks of a pooling model (`engine.contract.pooling_params`);
+    `pooling` is for the latter. `cache_config`: labels of `vllm:cache_config_info`, as text.
+    `io_processor`: the plug-in that reads and answers `data`, "" for none. `tool_call_parser` and
+    `reasoning_parser` are names, "" to detect them from the chat template. `chat_template`: source
+    of a template that replaces the folder's. `prompt_embeds_size`: size of the vectors that may
+    replace a prompt's tokens, 0: not allowed. `sees`: its prompts may contain pictures, at most
+    `max_images` images, `max_videos` videos and `max_audios` audios. `encoder_length` and
+    `num_mels`: number of states of its audio encoder that tokens attend to, and values per frame of
+    the encoder's input; 0 without one. `num_ranks` processes share the model.
     """
 
     name: str
@@ -263,7 +263,7 @@ class ModelInfo(msgspec.Struct, omit_defaults=True, kw_only=True):
 
 
 class ProcessStats(msgspec.Struct, omit_defaults=True, kw_only=True):
-    """What the operating system and Python say of a replica's process.
+    """Statistics of a replica's process, from the operating system and Python.
 
     Attributes:
         resident_bytes, virtual_bytes: its memory.
@@ -293,51 +293,51 @@ class EngineStats(msgspec.Struct, omit_defaults=True, kw_only=True):
     num_free_blocks: int = 0
     num_cached_blocks: int = 0
     num_preemptions_total: int = 0
-    #: That were computed; those that a prefix hit saved aren't among them.
+    #: Computed ones; tokens that hit the prefix cache aren't included.
     prompt_tokens_total: int = 0
     generation_tokens_total: int = 0
-    #: Tokens a second over five seconds.
+    #: Tokens per second over five seconds.
     avg_prompt_throughput_toks_per_s: float = 0.0
     avg_generation_throughput_toks_per_s: float = 0.0
     prefix_cache_queries_total: int = 0
     prefix_cache_hits_total: int = 0
-    #: Of the last 1,000 sequences that started, in [0, 1].
+    #: Of the last 1,000 started sequences, in [0, 1].
     prefix_cache_hit_rate: float = 0.0
-    #: Images, videos and sounds that sequences needed encoded, and that were encoded already.
+    #: Images, videos and audios that sequences needed encoded, and those that were encoded already.
     mm_cache_queries_total: int = 0
     mm_cache_hits_total: int = 0
     prefix_cold_total: dict[str, int] = msgspec.field(default_factory=dict)
     requests_finished_total: dict[str, int] = msgspec.field(default_factory=dict)
-    #: Device memory that LoRA adapters have, and may have; loads of them and what those took.
+    #: Device memory that LoRA adapters use, and may use; number of loads, and their total time.
     adapter_bytes: int = 0
     adapter_capacity_bytes: int = 0
-    #: How many may be on the device; 0: as many as its bytes hold.
+    #: Maximum number on the device; 0: as many as fit into its bytes.
     adapter_slots: int = 0
     adapter_loads_total: int = 0
     adapter_load_seconds_total: float = 0.0
     adapter_evictions_total: int = 0
     num_requests_swapped: int = 0
-    #: Used part of the host memory for KV blocks, in [0, 1].
+    #: Used fraction of the host memory for KV blocks, in [0, 1].
     cpu_cache_usage_perc: float = 0.0
-    #: Prompt tokens looked up in and loaded from KV tiers, blocks that were saved in them, blocks
-    #: that couldn't be used or saved by reason, and bytes by tier.
+    #: Prompt tokens looked up in and loaded from KV tiers, blocks saved in them, blocks that
+    #: couldn't be used or saved by reason, and bytes by tier.
     external_prefix_cache_queries_total: int = 0
     external_prefix_cache_hits_total: int = 0
     kv_tier_saved_blocks_total: int = 0
     kv_tier_failures_total: dict[str, int] = msgspec.field(default_factory=dict)
     kv_tier_bytes: dict[str, int] = msgspec.field(default_factory=dict)
     kv_tier_capacity_bytes: dict[str, int] = msgspec.field(default_factory=dict)
-    #: By tier that new sequences' tokens were loaded from: their number, those that it has had and
-    #: that a larger one would still have, and seconds that computing the former would have taken
-    #: longer, by what was measured at the start.
+    #: By tier, for tokens of new sequences: number of tokens loaded, number that it has had and
+    #: that a larger tier would still have, and seconds that loading the former has saved over
+    #: computing them, by the pace measured at startup.
     kv_tier_hit_tokens_total: dict[str, int] = msgspec.field(default_factory=dict)
     kv_tier_evicted_tokens_total: dict[str, int] = msgspec.field(default_factory=dict)
     kv_tier_saved_seconds_total: dict[str, float] = msgspec.field(default_factory=dict)
     steps_total: int = 0
     last_step_ms: float = 0.0
-    #: Seconds that the first of several ranks has waited for what the others compute.
+    #: Seconds that the first of several ranks has waited for the others.
     collective_seconds_total: float = 0.0
-    #: Rows that had drafts, the drafts, those that held, and these by their place behind the row's
+    #: Rows with drafts, the drafts, the accepted ones, and these by their position after the row's
     #: newest token.
     spec_decode_num_drafts_total: int = 0
     spec_decode_num_draft_tokens_total: int = 0
@@ -348,7 +348,7 @@ class EngineStats(msgspec.Struct, omit_defaults=True, kw_only=True):
 
 
 class TierReport(msgspec.Struct):
-    """What a KV tier holds. `failures`: records that can't be used, by reason."""
+    """Content of a KV tier. `failures`: unusable records, by reason."""
 
     num_records: int = 0
     num_bytes: int = 0
@@ -356,13 +356,13 @@ class TierReport(msgspec.Struct):
 
 
 class KVHandover(msgspec.Struct, omit_defaults=True, kw_only=True, frozen=True):
-    """A replica's part in computing prompts on one replica and their answers on another.
+    """A replica's role when prompts are computed on one replica and outputs generated on another.
 
     Attributes:
-        role: its `kv_role`: kv_producer computes prompts alone, the others load their blocks.
-        key_space: sha256 of the storage and of all that keys of its blocks have in common, 64 hex
-            digits: replicas with the same one can load one another's blocks.
-        step_tokens: tokens of a step: shorter prompts take no second one.
+        role: its `kv_role`: kv_producer only computes prompts, the others load their blocks.
+        key_space: sha256 of the storage and of everything that its blocks' keys have in common, 64
+            hex digits: replicas with the same one can load one another's blocks.
+        step_tokens: token budget of a step: shorter prompts need only one.
         address: tcp://HOST:PORT where it serves its blocks; "": they are in a storage.
     """
 
@@ -375,19 +375,17 @@ class KVHandover(msgspec.Struct, omit_defaults=True, kw_only=True, frozen=True):
 class Heartbeat(msgspec.Struct, omit_defaults=True, kw_only=True):
     """Written every `HEARTBEAT_INTERVAL_S` with TTL `HEARTBEAT_TTL_S`.
 
-    `state`: "loading", "ready", "sleeping" (its memory is given back), "draining" or "failed".
-    `incarnation` changes at each start. `progress_at` is when the engine loop last came round
-    (seconds since the epoch): a port that answers while this stands still is a sick replica.
-    `paused`: an operator has paused it; what it has goes on when it's resumed.
-    `adapters`: those that it knows of, wherever their weights lie. `sleep_level`: of a model that
-    sleeps, 1 or 2; 0 is awake.
-    `numerics`: what decides its tokens' bits; None while that isn't known.
-    `spare`: it takes requests only while no other replica of its model does.
-    `loading`: what it's doing while it loads; `load_progress` is the part of its layers.
-    `held`: the requests that its loop is at, once that hasn't come round for a while; else None.
-    `kv_handover`: None: it has no KV tier that other replicas share.
-    `message_version`: see `engine.contract.message_version`.
-    `endpoint`: "host:port" of the gateway in its pod, for endpoint pickers; "" for none.
+    `state`: "loading", "ready", "sleeping" (its memory is released), "draining" or "failed".
+    `incarnation` changes at each start. `progress_at`: the last iteration of the engine loop
+    (seconds since the epoch): a replica whose port answers while this stands still is unhealthy.
+    `paused`: an operator has paused it; its requests continue when it is resumed. `adapters`: those
+    that it has in any tier. `sleep_level`: of a sleeping model, 1 or 2; 0: awake. `numerics`: what
+    determines its tokens' bits; None while unknown. `spare`: it gets requests only while no other
+    replica of its model does. `loading`: current phase of loading; `load_progress`: loaded fraction
+    of its layers. `held`: the requests in progress, once its loop has stood still for a while; else
+    None. `kv_handover`: None: it has no KV tier that other replicas share. `message_version`: see
+    `engine.contract.message_version`. `endpoint`: "host:port" of the gateway in its pod, for
+    endpoint pickers; "" for none.
     """
 
     replica_id: str

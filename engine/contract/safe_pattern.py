@@ -1,4 +1,4 @@
-"""`SafePattern`: a regular expression of a stranger, matched in bounded time. Torch-free."""
+"""`SafePattern`: an untrusted regular expression, matched in bounded time. Torch-free."""
 
 from __future__ import annotations
 
@@ -9,24 +9,25 @@ import time
 import regex
 
 MAX_PATTERN_CHARS = 512
-#: Product of all counts (`a{7}`) of a pattern: `regex` expands them when it compiles, and has no
-#: bound there. Names of layers need numbers of a few digits.
+#: Maximum product of all counts (`a{7}`) of a pattern: `regex` expands them when it compiles,
+#: without a limit. Layer names need only numbers of a few digits.
 MAX_REPEATS = 1000
-#: CPU seconds for one name, and for all names together: the largest mixtures of experts have some
-#: 10^5 names, which take 0.3 s.
+#: Maximum CPU seconds for one name, and for all names together: the largest mixtures of experts
+#: have
+#: some 10^5 names, which take 0.3 s.
 MATCH_TIMEOUT_S, TOTAL_TIMEOUT_S = 1.0, 2.0
 
 _COUNT = re.compile(r"\{(\d*),?(\d*)\}")
-#: What `re` reads as characters and `regex` as something else: approximate matches, POSIX classes.
+#: Syntax with different meanings in `re` and `regex`: approximate matches, POSIX classes.
 _AMBIGUOUS = re.compile(r"\{(?!\d+,?\d*\}|,\d+\})|\[:")
 _ESCAPED = re.compile(r"\\.", re.DOTALL)
 
 
 class SafePattern:
-    """A pattern as `re.match` takes it, from the start of a name.
+    """A pattern that matches like `re.match`, from the start of a name.
 
-    Raises ValueError, which says why, for a pattern that is invalid, too long, repeats too often or
-    means something else to `regex` than to `re`.
+    Raises ValueError, with the reason, for a pattern that is invalid, too long, repeats too often
+    or has different meanings in `regex` and `re`.
 
     Attributes:
         elapsed_s: CPU seconds that all matches took.

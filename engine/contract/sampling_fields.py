@@ -13,11 +13,11 @@ from engine.contract.validation import check_int
 
 
 class RequestOutputKind(Enum):
-    """What an offline request's outputs hold; names and numbers are vLLM's."""
+    """Content of an offline request's outputs; names and numbers are vLLM's."""
 
-    #: The full output so far, in every result.
+    #: The complete output so far, in every result.
     CUMULATIVE = 0
-    #: What is new since the previous result.
+    #: New content since the previous result.
     DELTA = 1
     #: One result, once the request has finished.
     FINAL_ONLY = 2

@@ -1,8 +1,8 @@
 """`SamplingParams`: how to choose tokens. Torch-free; the same struct offline and on the wire.
 
-Names and defaults are vLLM's. Every bad value is refused with the field's name before anything is
-allocated: `check_values` when the struct is created, `check_against_model` with the vocabulary and
-the context.
+Names and defaults are vLLM's. Invalid values are refused with the field's name before anything is
+allocated: by `check_values` when the struct is created, and by `check_against_model` with the
+vocabulary and the context.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _FLAGS = (
 
 
 def check_values(params: SamplingFields) -> None:
-    """Raise `InvalidRequest` for a value, or values together, that no model can be asked for."""
+    """Raise `InvalidRequest` for values, or combinations of values, that no model supports."""
     _check_counts(params)
     _check_numbers(params)
     _check_stops(params)
@@ -70,9 +70,9 @@ def check_against_model(
     max_model_len: int,
     max_logprobs: int,
 ) -> None:
-    """Raise `InvalidRequest` for what only shows beside a model's vocabulary and context.
+    """Raise `InvalidRequest` for values that don't fit a model's vocabulary and context.
 
-    `vocab_size`: None where an adapter may bring tokens, whose ids are checked once it's there.
+    `vocab_size`: None if an adapter may add tokens; ids are then checked once it is loaded.
     """
     check_context(num_prompt_tokens, params.max_tokens, max_model_len)
     for name in ("logprobs", "prompt_logprobs"):
@@ -86,7 +86,7 @@ def check_against_model(
 
 
 def check_tokens(params: SamplingFields, vocab_size: int) -> None:
-    """Raise `InvalidRequest` for token ids that a vocabulary hasn't."""
+    """Raise `InvalidRequest` for token ids outside of a vocabulary."""
     tokens: list[tuple[str, Any]] = [
         ("stop_token_ids", params.stop_token_ids),
         ("allowed_token_ids", params.allowed_token_ids),
@@ -105,12 +105,13 @@ def check_tokens(params: SamplingFields, vocab_size: int) -> None:
 
 
 def check_context(num_prompt_tokens: int, max_tokens: int | None, max_model_len: int) -> None:
-    """Raise `ContextLengthExceeded` for a prompt that fills the context, or a `max_tokens` over all
-    of it, naming both numbers. One that only doesn't fit beside the prompt is a ceiling.
+    """Raise `ContextLengthExceeded` for a prompt that fills the context, or a `max_tokens` larger
+    than the whole context, naming both numbers. If only the sum is too large, `max_tokens` is a
+    ceiling.
     """
     if num_prompt_tokens >= max_model_len:
         raise ContextLengthExceeded(
-            # No verb that "prompt" governs: the gateway may call it "messages".
+            # No verb form that depends on "prompt": the gateway may replace it by "messages".
             f"There are {num_prompt_tokens} tokens in the prompt, but the model's context is "
             f"{max_model_len} tokens and at least one must be left for the output.",
             param="prompt",
@@ -230,7 +231,7 @@ def _check_logprob_token_ids(params: SamplingFields) -> None:
 
 def _check_bad_word_ids(words: Any) -> None:
     name = "bad_words_token_ids"
-    # A word given as text may have three spellings in tokens (see engine.text.stop_strings).
+    # A word given as text may have three token sequences (see engine.text.stop_strings).
     if not isinstance(words, list) or len(words) > 3 * MAX_BAD_WORDS:
         raise InvalidRequest(
             f"{name} must be a list of at most {3 * MAX_BAD_WORDS} lists.", param=name
@@ -263,7 +264,7 @@ def _check_processors(params: SamplingFields) -> None:
 
 
 def _check_extra_args(extra_args: Any) -> None:
-    """Plain data, so that it can be sent to a replica, and not without end."""
+    """Check that it is plain data of bounded size, so that it can be sent to a replica."""
     name = "extra_args"
     if extra_args is None:
         return
@@ -324,7 +325,7 @@ def _check_beams(params: SamplingFields) -> None:
 
 
 class SamplingParams(SamplingFields, omit_defaults=True, forbid_unknown_fields=True):
-    """How to choose the tokens of a request: see `SamplingFields`, whose values are checked here.
+    """How to choose the tokens of a request: see `SamplingFields`. Values are validated here.
 
     Raises:
         InvalidRequest: with `param` the field's name.
@@ -349,9 +350,9 @@ class SamplingParams(SamplingFields, omit_defaults=True, forbid_unknown_fields=T
         max_model_len: int,
         max_logprobs: int,
     ) -> None:
-        """Raise `InvalidRequest` for what only shows beside a model's vocabulary and context.
+        """Raise `InvalidRequest` for values that don't fit a model's vocabulary and context.
 
-        `vocab_size`: None where an adapter may bring tokens: see `check_tokens`.
+        `vocab_size`: None if an adapter may add tokens: see `check_tokens`.
         """
         check_against_model(
             self,
@@ -362,14 +363,14 @@ class SamplingParams(SamplingFields, omit_defaults=True, forbid_unknown_fields=T
         )
 
     def check_tokens(self, vocab_size: int) -> None:
-        """Raise `InvalidRequest` for token ids that a vocabulary hasn't."""
+        """Raise `InvalidRequest` for token ids outside of a vocabulary."""
         check_tokens(self, vocab_size)
 
     def update_from_generation_config(
         self, generation_config: dict[str, Any], model_eos_token_id: int | None = None
     ) -> None:
-        """Make the further EOS ids of a `generation_config.json` stop token ids (not with
-        `ignore_eos`). The model's own EOS ends an output anyway and isn't listed.
+        """Add the further EOS ids of a `generation_config.json` to the stop token ids (not with
+        `ignore_eos`). The model's main EOS ends an output anyway and isn't listed.
         """
         eos = generation_config.get("eos_token_id")
         if eos is None or self.ignore_eos:

@@ -31,7 +31,7 @@ _PARAM = "speculative_config"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpeculativeConfig:
-    """Settings of speculative decoding. Raises `ConfigError` for a value out of its range.
+    """Settings of speculative decoding. Raises `ConfigError` for a value out of range.
 
     Attributes:
         method: "ngram", the continuation of the newest tokens' last occurrence in the prompt or the
@@ -163,6 +163,6 @@ def _config_error(message: str) -> ConfigError:
 
 
 def check_speculative(config: Mapping[str, Any]) -> None:
-    """Raise `ConfigError` for a `speculative_config` that can't be used; {} means none."""
+    """Raise `ConfigError` for an invalid `speculative_config`; {} means none."""
     if config:
         SpeculativeConfig.from_mapping(config)

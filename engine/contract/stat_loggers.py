@@ -18,8 +18,8 @@ GROUP = "quire.stat_loggers"
 class StatLogger(ABC):
     """Base of stat loggers; each replica creates those of the entry points `quire.stat_loggers`.
 
-    Methods are called in the engine's thread: return at once, and hand slow work to a thread. An
-    exception is logged, and the logger isn't called again.
+    Methods are called in the engine's thread: return at once, and run slow work in a thread. If one
+    raises, the exception is logged, and the logger isn't called again.
 
     Args:
         config: the replica's settings.
@@ -31,12 +31,12 @@ class StatLogger(ABC):
 
     @abstractmethod
     def record(self, stats: EngineStats) -> None:
-        """Receive current load and totals since the start, about every second. Copy what you keep:
-        `stats` is changed later.
+        """Receive current load and totals since the start, about every second. Copy values to keep
+        them: `stats` is modified later.
         """
 
     def close(self) -> None:  # noqa: B027 - optional
-        """Called when the replica ends."""
+        """Called when the replica stops."""
 
 
 log = logging.getLogger(__name__)

@@ -1,4 +1,4 @@
-"""`StructuredOutputsParams`: what an output must look like. Torch-free; loads no backend."""
+"""`StructuredOutputsParams`: the required form of an output. Torch-free; loads no backend."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from engine.contract.validation import (
 KINDS = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
 _OPTIONS = ("disable_any_whitespace", "disable_additional_properties")
 MAX_WHITESPACE_PATTERN = 256
-#: White space between the parts of JSON unless a request says otherwise: none, a space, or a line
-#: break and an indent, as serialisers write it. A small model would get lost in more.
+#: Default white space between the parts of JSON: none, a space, or a line break and an indent, as
+#: serialisers write it. With more freedom a small model may generate white space endlessly.
 JSON_WHITESPACE = r"(?: |\n(?: {0,24}|\t{0,12}))?"
 
 
 class StructuredOutputsParams(msgspec.Struct, omit_defaults=True, forbid_unknown_fields=True):
-    """Exactly one of the first six fields says what the output must be; names are vLLM's.
+    """Exactly one of the first six fields defines the output's form; names are vLLM's.
 
     Attributes:
         json: a JSON Schema, as a dict or as JSON text.
@@ -37,8 +37,8 @@ class StructuredOutputsParams(msgspec.Struct, omit_defaults=True, forbid_unknown
         structural_tag: JSON text {"structures": [{"begin", "schema", "end"}], "triggers": [...]}:
             free text until a trigger, then the tag's schema.
         disable_any_whitespace: JSON without white space.
-        disable_additional_properties: objects of the schema hold only what it names, as they do
-            without it unless the schema has `additionalProperties`.
+        disable_additional_properties: objects of the schema have only the properties that it names;
+            this is the default unless the schema has `additionalProperties`.
         whitespace_pattern: a regex for the white space between JSON's parts; None:
             `JSON_WHITESPACE`.
 
@@ -109,5 +109,5 @@ class StructuredOutputsParams(msgspec.Struct, omit_defaults=True, forbid_unknown
 
     @property
     def kind(self) -> str:
-        """Which of the six fields is set."""
+        """Name of the field that is set."""
         return next(name for name in KINDS if getattr(self, name) is not None)

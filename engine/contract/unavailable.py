@@ -1,4 +1,4 @@
-"""Names of vLLM that can be imported, and refuse to be used: programs learn what to do instead."""
+"""Names of vLLM that can be imported but not used: the error says what to use instead."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def _refuse(name: str, reason: str) -> ConfigError:
 
 
 class UnavailableRegistry:
-    """A registry that takes nothing: using any of its methods raises `ConfigError`."""
+    """A registry that accepts nothing: using any of its methods raises `ConfigError`."""
 
     def __init__(self, name: str, reason: str) -> None:
         self._name, self._reason = name, reason
@@ -34,7 +34,7 @@ class UnavailableRegistry:
 
 
 class _Unavailable:
-    """Base of classes that can be neither constructed nor subclassed: `ConfigError`."""
+    """Base of classes that can be neither instantiated nor subclassed: `ConfigError`."""
 
     _reason: str
 

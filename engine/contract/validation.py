@@ -13,10 +13,10 @@ INT_LIMIT = 2**31 - 1
 
 
 def format_value(value: Any) -> str:
-    """A value for an error message: short, whatever a client sent."""
+    """A value for an error message, shortened whatever a client sent."""
     try:
         text = repr(value)
-    except (ValueError, RecursionError):  # an int of over 4300 digits; lists in lists in lists
+    except (ValueError, RecursionError):  # an int of over 4300 digits; deeply nested lists
         return f"a {type(value).__name__} too large to show"
     return text if len(text) <= 80 else text[:77] + "..."
 
@@ -54,7 +54,7 @@ def check_token_ids(name: str, ids: Any, limit: int) -> None:
 
 
 def check_task(model: str, tasks: Sequence[str], task: str) -> None:
-    """Raise `InvalidRequest`, naming what the model does, when `task` isn't among it."""
+    """Raise `InvalidRequest`, naming the model's tasks, unless `task` is one of them."""
     if task not in tasks:
         raise InvalidRequest(
             f"The model '{model}' doesn't do '{task}'. It does: {', '.join(tasks)}.",
@@ -64,18 +64,19 @@ def check_task(model: str, tasks: Sequence[str], task: str) -> None:
 
 
 def is_valid_utf8(text: str) -> bool:
-    """Whether the text can be written as UTF-8: it holds no lone surrogate."""
+    """Whether the text can be encoded as UTF-8: it contains no lone surrogate."""
     return not any("\ud800" <= char <= "\udfff" for char in text)
 
 
-# Checks of structured outputs' sources bound what reaches the grammar compiler, which decides
+# Checks of structured outputs' sources bound the input of the grammar compiler, which decides
 # whether a source is valid. Depth is counted without recursion, so that no input can exhaust the
 # stack.
 
 
-#: Of a schema, regex, grammar or structural tag, as text; of all choices together.
+#: Maximum characters of a schema, regex, grammar or structural tag as text; of all choices
+#: together.
 MAX_SOURCE_CHARS = 131_072
-#: Of arrays and objects in a schema, or of brackets in a regex or a grammar.
+#: Maximum depth of arrays and objects in a schema, or of brackets in a regex or a grammar.
 MAX_DEPTH = 64
 MAX_CHOICES = 1024
 MAX_CHOICE_CHARS = 4096
@@ -117,7 +118,7 @@ def check_json(name: str, value: Any) -> None:
         if isinstance(item, dict | list) and depth > MAX_DEPTH:
             raise _too_deep(name)
         size += _cost(name, item)
-        # Each entry has a character at least: what holds too many isn't looked at one by one.
+        # Each entry has at least one character: a container with too many isn't traversed.
         entries = len(item) if isinstance(item, dict | list) else 0
         if size + entries > MAX_SOURCE_CHARS:
             raise _too_long(name)
@@ -223,7 +224,7 @@ def _key(name: str, key: Any) -> str:
 
 
 def _cost(name: str, item: Any) -> int:
-    """About how many characters a value takes as JSON text."""
+    """Approximate number of characters of a value as JSON text."""
     if isinstance(item, str):
         if not is_valid_utf8(item):
             raise InvalidRequest(f"{name} holds a lone surrogate.", param=name)

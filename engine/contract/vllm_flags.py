@@ -1,7 +1,7 @@
-"""vLLM's engine settings that Quire has no setting of the same name for. Torch-free.
+"""vLLM's engine settings that have no setting of the same name in Quire. Torch-free.
 
-Each is accepted where it changes nothing, becomes a setting of ours, or is refused with a message
-that says what to do.
+Each is accepted without effect, translated to a setting of ours, or refused with a message that
+says what to do.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ Kind = type[bool] | type[int] | type[float] | type[str] | type[dict] | type[list
 
 @dataclass(frozen=True)
 class VllmFlag:
-    """A setting of vLLM's.
+    """A setting of vLLM.
 
     Attributes:
         name, kind, short: as in vLLM's command line.
-        reason: what it means here, for the table and for a refusal.
-        takes: values that change nothing here; None: every value of its kind.
-        becomes: settings of ours that a value stands for.
-        choices: words that vLLM knows for it, where we take some of them.
+        reason: its meaning in Quire, for the table and for error messages.
+        takes: accepted values without effect; None: every value of its kind.
+        becomes: settings of ours that a value is translated to.
+        choices: vLLM's choices, if we support only some of them.
     """
 
     name: str
@@ -36,7 +36,7 @@ class VllmFlag:
     short: tuple[str, ...] = ()
 
     def resolve(self, value: Any) -> dict[str, Any]:
-        """The settings of ours that this value stands for. Raises `ConfigError`."""
+        """The settings of ours that this value is translated to. Raises `ConfigError`."""
         if value is None:
             return {}
         if not self._fits(value):
@@ -62,7 +62,9 @@ class VllmFlag:
 
     @property
     def outcome(self) -> str:
-        """ "becomes", "accepted", "refused", or "accepted as ..." where only some values are."""
+        """ "becomes", "accepted", "refused", or "accepted as ..." if only some values are
+        accepted.
+        """
         if self.becomes is not None:
             return "becomes ours"
         if self.takes is None:
@@ -80,19 +82,19 @@ def _same(value: Any, allowed: Any) -> bool:
 
 
 def ignored_flag(name: str, kind: Kind, reason: str, **more: Any) -> VllmFlag:
-    """Return a flag that is accepted and changes nothing."""
+    """Return a flag that is accepted without effect."""
     return VllmFlag(name, kind, reason, takes=None, **more)
 
 
 def restricted_flag(
     name: str, kind: Kind, takes: tuple[Any, ...], reason: str, **more: Any
 ) -> VllmFlag:
-    """Return a flag of which some values change nothing and others are refused."""
+    """Return a flag that accepts some values without effect and refuses others."""
     return VllmFlag(name, kind, reason, takes=takes, **more)
 
 
 def flags_with_same_meaning(make: Callable[[str], VllmFlag], names: str) -> tuple[VllmFlag, ...]:
-    """Return flags with the same meaning, by their names."""
+    """Return flags with the same meaning, by name."""
     return tuple(make(name) for name in names.split())
 
 
@@ -101,7 +103,7 @@ _OURS = "speculative_config"
 
 def _drafts(name: str, kind: Kind, key: str, *, usual: Any = None, **more: Any) -> VllmFlag:
     """One of the manual's flags that became a key of `speculative_config`. `usual`: its default,
-    which asks for no drafts.
+    which doesn't enable drafts.
     """
 
     def becomes(value: Any) -> dict[str, Any]:
@@ -141,9 +143,9 @@ OF_LATER_RELEASES: tuple[VllmFlag, ...] = (
 
 
 def check_draft_source(derived: Mapping[str, Any], original_names: Mapping[str, str]) -> None:
-    """Raise `ConfigError` where such settings don't say where drafts come from.
+    """Raise `ConfigError` if such settings don't name a source of drafts.
 
-    `derived`: settings of ours that vLLM's became; `first_given`: of which each came first.
+    `derived`: settings of ours that vLLM's became; `first_given`: the first flag behind each.
     """
     original_name = original_names.get(_OURS)
     if original_name is not None and not {"model", "method"} & derived[_OURS].keys():
@@ -174,17 +176,17 @@ _READING = "weights are mapped from their files, in threads of their own."
 
 
 def _of(kind: Kind, reason: str, names: str) -> tuple[VllmFlag, ...]:
-    """Taken, whatever is said."""
+    """Accept any value."""
     return flags_with_same_meaning(lambda name: ignored_flag(name, kind, reason), names)
 
 
 def _but(kind: Kind, takes: tuple[Any, ...], reason: str, names: str) -> tuple[VllmFlag, ...]:
-    """Taken for these values."""
+    """Accept these values."""
     return flags_with_same_meaning(lambda name: restricted_flag(name, kind, takes, reason), names)
 
 
 def _as(name: str, kind: Kind, ours: str, **more: Any) -> VllmFlag:
-    """Another name of a setting of ours."""
+    """Another name for a setting of ours."""
     return VllmFlag(name, kind, f"`{ours}`", becomes=lambda value: {ours: value}, **more)
 
 
@@ -259,7 +261,7 @@ NEWER: tuple[VllmFlag, ...] = (
     ),
     *_of(bool, _OTHER_HOSTS, "disable_nccl_for_dp_synchronization enable_batch_sharded_sampling"),
     *_of(dict, _OTHER_HOSTS, "fault_tolerance_config"),
-    # What computes.
+    # Computation.
     *_but(
         str,
         ("auto",),
@@ -282,7 +284,7 @@ NEWER: tuple[VllmFlag, ...] = (
     *_but(list, ([],), _OFFLOAD, "cpu_offload_params offload_params"),
     *_but(list, ([],), "kv_cache_dtype is of all layers.", "kv_cache_dtype_skip_layers"),
     *_of(str, "memory sleeps by enable_sleep_mode alone.", "sleep_mode_backend"),
-    # Reading.
+    # Loading.
     *_of(str, _READING, "safetensors_load_strategy"),
     *_of(int, _READING, "safetensors_prefetch_block_size safetensors_prefetch_num_threads"),
     restricted_flag(
@@ -321,7 +323,7 @@ NEWER: tuple[VllmFlag, ...] = (
     restricted_flag(
         "reasoning_parser_plugin", str, ("",), "a package brings one; docs/extending.md."
     ),
-    # Figures.
+    # Metrics.
     *_of(str, "all figures are always shown.", "show_hidden_metrics_for_version"),
     *_of(bool, "each replica logs a line of its own.", "aggregate_engine_logging"),
     *_but(
@@ -347,7 +349,7 @@ NEWER: tuple[VllmFlag, ...] = (
         "enable_mixed_moe_lora_format enable_moe_shared_loras specialize_active_lora",
     ),
     *_of(int, "an adapter's head may have any number of labels.", "max_lora_cls_labels"),
-    # Weights and caches from elsewhere.
+    # External weights and caches.
     *_but(
         dict,
         ({},),
@@ -358,7 +360,7 @@ NEWER: tuple[VllmFlag, ...] = (
 )
 
 
-#: By field of attention_config: the value that changes nothing, and why others can't be used.
+#: By field of attention_config: the accepted value, and why others are refused.
 _ATTENTION: dict[str, tuple[Any, str]] = {
     "flash_attn_version": (3, "the backend FLASH_ATTN is FlashAttention 3."),
     "use_trtllm_attention": (False, "the backend FLASHINFER runs FlashInfer's own kernels."),
@@ -626,14 +628,14 @@ def translate_vllm_settings(
     """Translate settings by vLLM's names to ours.
 
     Args:
-        known: names of our settings; these are left as they are.
+        known: names of our settings; these are left unchanged.
 
     Raises:
-        ConfigError: of an unknown name (with `param`), or one that can't be used.
+        ConfigError: for an unknown name (with `param`), or an unsupported value.
     """
     ours: dict[str, Any] = {}
     derived: dict[str, Any] = {}
-    #: By setting of ours, the first of vLLM's that became it.
+    #: By setting of ours, the first of vLLM's that was translated to it.
     original_names: dict[str, str] = {}
     for original_name, value in values.items():
         name = str(original_name).replace("-", "_")

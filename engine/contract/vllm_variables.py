@@ -1,4 +1,4 @@
-"""vLLM's environment variables: those with a counterpart act, the others say that they don't."""
+"""vLLM's environment variables: those with a counterpart take effect, the others are reported."""
 
 from __future__ import annotations
 
@@ -15,11 +15,12 @@ class Variable:
     """One variable.
 
     Attributes:
-        name: vLLM's. ours: flags (`--x`), variables (`X`) or commands (`manage.py x`) that do the
-            same, comma-separated; "" for none.
-        reason: what to know, or why there is none.
+        name: vLLM's. ours: flags (`--x`), variables (`X`) or commands (`manage.py x`) with the same
+            effect, comma-separated; "" for none.
+        reason: a note, or why there is none.
         acts: whether it has the effect of the first of `ours`: a variable of Quire's, or the flag
-            of an engine setting, where these aren't set.
+        of
+            an engine setting, unless these are set.
     """
 
     name: str
@@ -156,7 +157,7 @@ VARIABLES: tuple[Variable, ...] = (
 
 
 def use_vllm_variables(environment: MutableMapping[str, str] = os.environ) -> None:
-    """Set variables of Quire that are unset to those of vLLM's that mean the same."""
+    """Set unset variables of Quire to vLLM's variables of the same meaning."""
     for variable in VARIABLES:
         value = environment.get(variable.name)
         if value and variable.acts and not variable.counterpart.startswith("--"):
@@ -164,7 +165,7 @@ def use_vllm_variables(environment: MutableMapping[str, str] = os.environ) -> No
 
 
 def settings_from_variables(environment: Mapping[str, str] = os.environ) -> dict[str, Any]:
-    """Return the engine settings that variables of vLLM give. Raises `ConfigError`."""
+    """Return the engine settings from vLLM's variables. Raises `ConfigError`."""
     settings: dict[str, Any] = {}
     for variable in VARIABLES:
         value = environment.get(variable.name)
@@ -175,7 +176,7 @@ def settings_from_variables(environment: Mapping[str, str] = os.environ) -> dict
 
 
 def unused_variables(environment: Mapping[str, str] = os.environ) -> list[str]:
-    """Return a sentence for each variable of vLLM that is set and changes nothing."""
+    """Return a sentence for each variable of vLLM that is set and has no effect."""
     by_name = {variable.name: variable for variable in VARIABLES}
     sentences = []
     for name in sorted(name for name in environment if name.startswith("VLLM_")):

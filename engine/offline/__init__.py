@@ -1,1 +1,1 @@
-"""The engine offline, in the process of its user: `LLM`, prompts, outputs, beam search, pooling."""
+"""The offline engine, in the caller's process: `LLM`, prompts, outputs, beam search, pooling."""

@@ -65,17 +65,17 @@ class EnginePause(PauseMode):
 
 
 T = TypeVar("T")
-#: How long `shutdown` waits for a step that is under way.
+#: How long `shutdown` waits for a step in progress.
 STOP_TIMEOUT_S = 60.0
 
 
 class AsyncLLM:
-    """Answers many coroutines at once; their requests run together.
+    """Serves many coroutines concurrently; their requests run together.
 
-    Everything that touches the engine happens in its own thread. Call `shutdown` at the end.
+    The engine is used only in its own thread. Call `shutdown` at the end.
 
     Raises:
-        ConfigError: a setting is out of its range. ModelLoadError: the model can't be loaded.
+        ConfigError: a setting is out of range. ModelLoadError: the model can't be loaded.
     """
 
     def __init__(self, config: EngineConfig) -> None:
@@ -124,7 +124,7 @@ class AsyncLLM:
             engine.shutdown()
 
     def _run_pending_calls(self, *, wait: bool) -> bool:
-        """Run what others asked for; False once the engine shall end."""
+        """Run the functions that other threads have submitted; False once the engine must stop."""
         while True:
             try:
                 call = self._calls.get(block=wait)
@@ -172,11 +172,11 @@ class AsyncLLM:
         *,
         inputs: Prompt | None = None,
     ) -> AsyncGenerator[RequestOutput]:
-        """The request's result so far, each time from its beginning, until `finished`; or what
+        """Yield the request's result so far, complete each time, until `finished`; or as
         `sampling_params.output_kind` says.
 
-        A consumer that stops listening aborts the request. `sampling_params`: None are the model's
-        own; `request_id`: None makes one; `inputs` is the old name of `prompt`.
+        A consumer that stops iterating aborts the request. `sampling_params`: None for the model's
+        own; `request_id`: None to create one; `inputs` is the old name of `prompt`.
 
         Raises:
             InvalidRequest: it can't be served. EngineFault: the engine failed on it.
@@ -198,7 +198,7 @@ class AsyncLLM:
         *,
         inputs: Prompt | None = None,
     ) -> AsyncGenerator[PoolingRequestOutput[PoolingOutput]]:
-        """The one result of a pooling model. Raises as `generate` does."""
+        """Return the single result of a pooling model. Raises as `generate` does."""
         prompt, params = resolve_prompt(prompt, inputs), pooling_params or PoolingParams()
         results = self._results(prompt, params, request_id, lora_request, priority)
         async with aclosing(results):
@@ -332,13 +332,13 @@ class AsyncLLM:
         return await self._call_in_engine_thread(self.engine.list_loras)
 
     async def pause_generation(self, *, mode: str = "abort", clear_cache: bool = True) -> None:
-        """Run no more steps until `resume_generation`, and let nothing new in.
+        """Run no more steps and accept no new requests until `resume_generation`.
 
         Args:
-            mode: "abort" ends the requests that run, with an `EngineFault` for who listens; "wait"
-                lets them come to their end first; "keep" holds them where they are, and takes new
-                ones that then wait with them.
-            clear_cache: forget cached prefixes too, but with "keep", whose requests hold them.
+            mode: "abort" ends running requests with an `EngineFault`; "wait" lets them finish
+            first;
+                "keep" freezes them, and accepts new ones, which wait with them.
+            clear_cache: also drop cached prefixes, except with "keep", whose requests hold them.
 
         Raises:
             InvalidRequest: there is no such mode.

@@ -12,22 +12,22 @@ from engine.contract.engine_config import EngineConfig
 from engine.core.engine_core import EngineCore
 from engine.offline.llm_engine import LLMEngine, TorchThreads
 
-#: Whether to show a bar; or a function that makes one, with tqdm's arguments.
+#: Whether to show a bar; or a function that creates one, with tqdm's arguments.
 UseTqdm = bool | Callable[..., Any]
 
 
 def progress(use_tqdm: UseTqdm, total: int) -> Any:
-    """A bar of so many requests, which is a context manager."""
+    """A progress bar for this many requests, as a context manager."""
     make = use_tqdm if callable(use_tqdm) else tqdm
     return make(total=total, desc="Processed prompts", disable=not use_tqdm)
 
 
 class LLMBase:
-    """An engine in this process, and how its requests are numbered.
+    """An engine in this process, and the numbering of its requests.
 
     Attributes:
-        llm_engine: what does the work, for those who want each step.
-        config, core: its own.
+        llm_engine: the engine, for callers that run single steps.
+        config, core: the engine's.
     """
 
     llm_engine: LLMEngine

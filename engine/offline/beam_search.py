@@ -20,16 +20,16 @@ from engine.text.tokenizer import Tokenizer
 
 
 class BeamSearchParams(msgspec.Struct, forbid_unknown_fields=True, kw_only=False):
-    """What to search for. Names and defaults are vLLM's.
+    """Parameters of a beam search. Names and defaults are vLLM's.
 
     Attributes (range; meaning):
-        beam_width: [1, 128]; how many beams are kept, and how many outputs come.
-        max_tokens: >= 1, of an output.
-        ignore_eos: go on after EOS; all outputs have max_tokens then.
-        temperature: [0, 100]; divides the logits. 0, as 1: they are the model's own.
-        length_penalty: [-10, 10]; a score is the log probability over the length to this.
+        beam_width: [1, 128]; number of beams, and of outputs.
+        max_tokens: >= 1, per output.
+        ignore_eos: continue after EOS; all outputs have max_tokens then.
+        temperature: [0, 100]; divides the logits. 0 has the same effect as 1: none.
+        length_penalty: [-10, 10]; a score is the log probability over the length to this power.
         early_stopping: True, False or "never", see `SamplingParams`.
-        include_stop_str_in_output: keep the EOS that ended an output.
+        include_stop_str_in_output: include the EOS that ended an output.
 
     Raises:
         InvalidRequest: with `param` the field's name.
@@ -49,7 +49,7 @@ class BeamSearchParams(msgspec.Struct, forbid_unknown_fields=True, kw_only=False
         self.sampling_params()
 
     def sampling_params(self) -> SamplingParams:
-        """The same as the engine takes it."""
+        """The same as `SamplingParams`."""
         return SamplingParams(
             use_beam_search=True,
             n=self.beam_width,
@@ -69,8 +69,8 @@ class BeamSearchSequence:
 
     Attributes:
         tokens: prompt and output. text: of both; None without a tokenizer.
-        logprobs: [num output tokens], each token's own.
-        cum_logprob: their sum, EOS included. score: over the length to `length_penalty`.
+        logprobs: [num output tokens], one per token.
+        cum_logprob: their sum, including EOS. score: over the length to the power `length_penalty`.
         finish_reason: "stop" or "length". stop_reason: the stop token id, if one ended it.
     """
 
@@ -85,14 +85,16 @@ class BeamSearchSequence:
 
 @dataclass(slots=True)
 class BeamSearchOutput:
-    """A prompt's outputs, best score first; none where its search failed: `error` says why."""
+    """A prompt's outputs, best score first; empty if its search failed, with `error` as the
+    reason.
+    """
 
     sequences: list[BeamSearchSequence]
     error: QuireError | None = None
 
 
 class BeamSearchMethods(LLMBase, ABC):
-    """Beam search by `generate`."""
+    """Beam search with the methods of `generate`."""
 
     @abstractmethod
     def generate(
@@ -112,7 +114,7 @@ class BeamSearchMethods(LLMBase, ABC):
         lora_request: Any = None,
         use_tqdm: UseTqdm = False,
     ) -> list[BeamSearchOutput]:
-        """The likeliest continuations of each prompt, `params.beam_width` of them.
+        """Return the likeliest continuations of each prompt, `params.beam_width` of them.
 
         Prompts are as in `generate`, and so are the errors.
         """

@@ -1,4 +1,4 @@
-"""Images in the messages of offline chats, in vLLM's and `transformers`' parts."""
+"""Images in messages of offline chats, in the formats of vLLM and `transformers`."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ _OTHER_MEDIA = ("video_url", "video", "audio_url", "input_audio", "image_embeds"
 
 
 def extract_images(messages: Sequence[Any]) -> tuple[list[Any], list[Any]]:
-    """The messages with parts that templates know in the place of their images, and these, as PIL
-    images or arrays, in order.
+    """The messages with their images replaced by parts that templates support, and the images, as
+    PIL images or arrays, in order.
 
     Raises `InvalidRequest` for an image that can't be read, and for other media.
     """
@@ -53,7 +53,7 @@ def _extract_part(part: Any, images: list[Any]) -> Any:
 
 
 def _read(url: str) -> bytes:
-    """The file of a `data:` or http address. Raises `InvalidRequest`."""
+    """The content of a `data:` or http address. Raises `InvalidRequest`."""
     try:
         if url.startswith("data:"):
             return base64.b64decode(url.partition(",")[2], validate=True)

@@ -25,7 +25,7 @@ def PoolerConfig(**settings: Any) -> dict[str, Any]:
 
 
 class FlexibleArgumentParser(argparse.ArgumentParser):
-    """Takes underscores, dotted names and `--config FILE`, as vLLM's parser does."""
+    """Accepts underscores, dotted names and `--config FILE`, like vLLM's parser."""
 
     def parse_known_args(  # type: ignore[override]
         self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
@@ -64,12 +64,12 @@ class _Methods:
 def offline_config(settings: dict[str, Any]) -> EngineConfig:
     """Settings of an engine whose callers share its process. Raises `ConfigError`.
 
-    Nobody else waits: the queue takes whatever the caller has memory for.
+    There are no other clients: the queue is limited only by memory.
     """
     extra: Any = settings.get("model_loader_extra_config")
     if hasattr(extra, "settings"):  # a `TensorizerConfig`
         settings = {**settings, "model_loader_extra_config": extra.settings()}
-    elif isinstance(extra, dict):  # perhaps one that `dataclasses.asdict` took apart
+    elif isinstance(extra, dict):  # possibly from `dataclasses.asdict`
         extra = {name: value for name, value in extra.items() if value is not None}
         settings = {**settings, "model_loader_extra_config": extra}
     _warn_of_variables()
@@ -82,7 +82,7 @@ def _warn_of_variables() -> None:
         log.warning("%s", sentence)
 
 
-#: What programs for vLLM compare with numbers, and what it is here.
+#: Values that programs for vLLM compare with numbers, and their meaning here.
 _SIZES = {"tensor_parallel_size": 1, "pipeline_parallel_size": 1, "data_parallel_size": 1}
 _ours = [spec.name for spec in dataclasses.fields(EngineConfig)]
 _names = [*_ours, *(foreign.name for foreign in VLLM_FLAGS if foreign.name not in _ours)]

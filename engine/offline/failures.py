@@ -12,7 +12,7 @@ log = logging.getLogger(__name__)
 
 
 def check_failures(results: Sequence[RequestOutput | PoolingRequestOutput[Any]]) -> None:
-    """Raise the first error if every request failed: then no result is lost."""
+    """Raise the first error if all requests failed: no result is lost then."""
     errors = [result.error for result in results if result.error is not None]
     if not errors:
         return

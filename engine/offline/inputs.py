@@ -1,4 +1,4 @@
-"""Offline prompts in the forms that `LLM.generate` takes."""
+"""Offline prompts in the forms that `LLM.generate` accepts."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ class MultiModalDataDict(TypedDict, total=False):
 
     `image`: pictures in the order of their placeholders, PIL images or arrays, uint8 [height,
     width, 3]. `video`: frames, uint8 [n, height, width, 3] or PIL images, or these with their rate,
-    (frames, {"fps": frames per second}); or a list of such. `audio`: what an encoder of sound
-    hears, (samples, rate) or samples at 16 kHz.
+    (frames, {"fps": frames per second}); or a list of such. `audio`: the input of an audio encoder,
+    (samples, rate) or samples at 16 kHz.
     """
 
     image: Any
@@ -46,7 +46,7 @@ class TextPrompt(TypedDict):
 
 
 class TokensPrompt(TypedDict):
-    """A prompt as token ids; `prompt` is shown with the result."""
+    """A prompt as token ids; `prompt` is returned with the result."""
 
     prompt_token_ids: list[int]
     prompt: NotRequired[str]
@@ -63,17 +63,17 @@ class EmbedsPrompt(TypedDict):
 
 
 class ExplicitEncoderDecoderPrompt(TypedDict):
-    """What the encoder reads, and how the output begins."""
+    """The encoder's input, and the beginning of the output."""
 
     encoder_prompt: dict[str, Any]
     decoder_prompt: str | list[int] | dict[str, Any] | None
 
 
-#: Makes the model's, once.
+#: Creates the model's processor, once.
 ProcessorFactory = Callable[[], MediaProcessor | SoundProcessor | AudioProcessor]
 Prompt = str | list[int] | TextPrompt | TokensPrompt | EmbedsPrompt | dict[str, Any]
 Prompt |= ExplicitEncoderDecoderPrompt
-#: By vLLM's names, today's and the manual's.
+#: By vLLM's names, current ones and the manual's.
 PromptType = Prompt
 PromptInputs = Prompt
 PromptStrictInputs = Prompt
@@ -87,7 +87,7 @@ _KEYS = frozenset(
         "cache_salt",
     }
 )
-#: What vLLM takes beside these, and why it can't be taken here.
+#: Other inputs of vLLM, and why they aren't supported.
 _REFUSED = {
     "multi_modal_uuids": "images are told apart by their content; leave multi_modal_uuids out",
     "encoder_prompt": "the model has no encoder; leave encoder_prompt out",
@@ -100,11 +100,10 @@ _REFUSED = {
 class TokenPrompt(NamedTuple):
     """A prompt's text, if it had one, and its token ids.
 
-    `embeds`: what stands in for the ids' embeddings, float [num_tokens, hidden]; the ids mean
-    nothing then. `cache_salt`: only prompts with the same one share cached prefixes. `adapter`:
-    what it goes through; None: the model alone. `lora_request`: the same as the caller gave it.
-    `media`: its pictures; the token ids hold what
-    stands for them.
+    `embeds`: float [num_tokens, hidden], replaces the ids' embeddings; the ids have no meaning
+    then. `cache_salt`: only prompts with the same one share cached prefixes. `adapter`: the adapter
+    to use; None: none. `lora_request`: the same as the caller gave it. `media`: its pictures, for
+    which tokens among the ids stand.
     """
 
     text: str | None
@@ -116,7 +115,7 @@ class TokenPrompt(NamedTuple):
     media: tuple[PreparedMedia, ...] = ()
 
     def last(self, count: int | None) -> TokenPrompt:
-        """Its last tokens; all of them for None."""
+        """Its last `num_tokens` tokens; None: all of them."""
         if count is None:
             return self
         if self.media and count < len(self.token_ids):
@@ -139,7 +138,7 @@ def as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
 
 
 def resolve_prompt(prompt: Prompt | None, inputs: Prompt | None) -> Prompt:
-    """A prompt that may be given by its old name, `inputs`.
+    """A prompt that may be passed under its old name, `inputs`.
 
     Raises `TypeError` for both and for neither, as a missing argument does.
     """
@@ -157,12 +156,12 @@ def tokenize_prompt(
     processor: ProcessorFactory | None = None,
 ) -> TokenPrompt:
     """Token ids of a prompt: text, token ids, {"prompt": text}, {"prompt_token_ids": ids} or
-    {"prompt_embeds": tensor}. With "cache_salt" beside them only prompts with the same salt share
-    cached prefixes, and with "multi_modal_data" pictures.
+    {"prompt_embeds": tensor}. With an additional "cache_salt", only prompts with the same salt
+    share cached prefixes; "multi_modal_data" adds pictures.
 
-    `processor`: makes the model's; None: it takes no pictures.
+    `processor`: creates the model's processor; None: it accepts no pictures.
 
-    Raises `InvalidRequest` for anything else, for another key, and for text without a tokenizer.
+    Raises `InvalidRequest` for other forms and unknown keys, and for text without a tokenizer.
     """
     if isinstance(prompt, dict):
         return _of_dict(dict(prompt), tokenizer, processor)
@@ -219,8 +218,8 @@ def _with_media(
     tokenizer: Tokenizer | None,
     processor: MediaProcessor | SoundProcessor | AudioProcessor | None,
 ) -> TokenPrompt:
-    """A prompt with pictures, whose placeholders grow to as many tokens as its picture takes, or
-    with sound.
+    """A prompt with pictures, whose placeholders expand to the tokens of their pictures, or with
+    audio.
     """
     if processor is None:
         raise InvalidRequest(
@@ -270,7 +269,7 @@ def _with_media(
 def _with_audios(
     prompt: dict[str, Any], tokenizer: Tokenizer, processor: AudioProcessor
 ) -> TokenPrompt:
-    """A prompt whose placeholders grow to as many tokens as their audio takes."""
+    """A prompt whose placeholders expand to the tokens of their audio."""
     data = _audios(prompt)
     # A list of numbers is one audio, too.
     audios = data if isinstance(data, list) and not all(map(np.isscalar, data)) else [data]
@@ -294,7 +293,7 @@ def _with_audios(
 
 
 def _audios(prompt: dict[str, Any]) -> Any:
-    """The audio, or audios, of a prompt. Raises `InvalidRequest` for other media and options."""
+    """The audio or audios of a prompt. Raises `InvalidRequest` for other media and options."""
     data = prompt["multi_modal_data"]
     if not isinstance(data, dict) or set(data) != {"audio"}:
         raise InvalidRequest(
@@ -309,9 +308,9 @@ def _audios(prompt: dict[str, Any]) -> Any:
 
 
 def _merge_encoder_prompt(prompt: dict[str, Any]) -> dict[str, Any]:
-    """A prompt in two parts as one: the decoder's, with the encoder's media.
+    """Combine a prompt in two parts: the decoder's, with the encoder's media.
 
-    Raises `InvalidRequest` for parts that hold something else.
+    Raises `InvalidRequest` for parts with other content.
     """
     if "encoder_prompt" not in prompt:
         return prompt
@@ -336,7 +335,7 @@ def _merge_encoder_prompt(prompt: dict[str, Any]) -> dict[str, Any]:
 def _with_sound(
     prompt: dict[str, Any], tokenizer: Tokenizer | None, processor: SoundProcessor
 ) -> TokenPrompt:
-    """A prompt whose model hears: the output goes on from it."""
+    """A prompt of a model with an audio encoder: the output continues it."""
     audio = _audios(prompt)
     if isinstance(audio, list) and len(audio) == 1:
         [audio] = audio
@@ -348,7 +347,7 @@ def _with_sound(
         raise InvalidRequest("Audio needs a prompt or prompt_token_ids.", param="prompt")
     if tokenizer is None:
         raise InvalidRequest("With skip_tokenizer_init prompts must be token ids.", param="prompt")
-    # Its tokens are written out, "<|startoftranscript|>" first.
+    # Its tokens are spelled out, "<|startoftranscript|>" first.
     return TokenPrompt(text, tokenizer.encode(text, add_special_tokens=False), media=media)
 
 

@@ -26,7 +26,7 @@ from engine.quantization.report import LayerReport
 from engine.text.chat_template import render_chat
 
 Messages = list[dict[str, Any]]
-#: What may be given to `LLM` by its place, as vLLM has it; `model` comes before.
+#: Positional arguments of `LLM` after `model`, as in vLLM.
 _POSITIONAL = (
     *("tokenizer", "tokenizer_mode", "skip_tokenizer_init", "trust_remote_code"),
     *("tensor_parallel_size", "dtype", "quantization", "revision", "tokenizer_revision", "seed"),
@@ -36,20 +36,20 @@ _POSITIONAL = (
 
 
 class LLM(PoolingMethods, BeamSearchMethods):
-    """Generates from a model in this process; or embeds, classifies and scores with one.
+    """Generates with a model in this process; or embeds, classifies and scores.
 
     Args:
-        model: folder of the model (or a hub id where a hub is in reach).
-        *positional: settings by their place: tokenizer, tokenizer_mode, ..., as vLLM has them.
-        **settings: everything of `EngineConfig`: `dtype`, `block_size`, `max_num_seqs`,
+        model: folder of the model (or a hub id if a hub is reachable).
+        *positional: settings by position: tokenizer, tokenizer_mode, ..., as in vLLM.
+        **settings: all settings of `EngineConfig`: `dtype`, `block_size`, `max_num_seqs`,
             `max_num_batched_tokens`, `num_gpu_blocks_override`, `enable_prefix_caching`, `seed`.
-            vLLM's names are replaced too.
+            vLLM's names are translated, too.
 
     Attributes:
-        llm_engine: what does the work, for those who want each step.
+        llm_engine: the engine, for callers that run single steps.
 
     Raises:
-        ConfigError: a setting is out of its range.
+        ConfigError: a setting is out of range.
         ModelLoadError: the model can't be loaded.
     """
 
@@ -99,20 +99,19 @@ class LLM(PoolingMethods, BeamSearchMethods):
         """Generate for all prompts, batched; results come in the order of the prompts.
 
         An output that reaches the end of the model's context ends there, with the finish reason
-        "length"; a prompt that leaves no room for one is refused.
+        "length"; a prompt that leaves no space for one is refused.
 
         Args:
             prompts: a text, token ids, {"prompt": text}, {"prompt_token_ids": ids} or, with
                 enable_prompt_embeds, {"prompt_embeds": float tensor [num_tokens, hidden]} as the
                 model's embedding table gives them; or a list of such.
-            sampling_params: for all, or one a prompt; default: the model's own.
+            sampling_params: for all, or one per prompt; default: the model's own.
             prompt_token_ids: instead of `prompts`.
-            use_tqdm: show a progress bar; or a function that makes one, as tqdm does.
-            lora_request: the adapter (`LoRARequest`) to go through, for all or one a prompt; None:
-                the model alone.
-            priority: for all, or one a prompt, with scheduling_policy="priority".
+            use_tqdm: show a progress bar; or a function that creates one, like tqdm.
+            lora_request: the adapter (`LoRARequest`), for all or one per prompt; None: no adapter.
+            priority: for all, or one per prompt, with scheduling_policy="priority".
 
-        A request that fails while others don't has a result with an `error`, and the
+        If only some requests fail, each of these has a result with an `error` and the
         `finish_reason` "error".
 
         Raises:
@@ -132,7 +131,7 @@ class LLM(PoolingMethods, BeamSearchMethods):
         lora_request: Any = None,
         priority: Sequence[int] | int | None = None,
     ) -> list[str]:
-        """Queue prompts as `generate` takes them, and run nothing yet: the requests' ids.
+        """Queue prompts as for `generate` without running them; returns the requests' ids.
 
         Raises as `generate` does; nothing is queued then.
         """
@@ -145,9 +144,10 @@ class LLM(PoolingMethods, BeamSearchMethods):
     def wait_for_completion(
         self, output_type: Any = None, *, use_tqdm: UseTqdm = True
     ) -> list[RequestOutput]:
-        """Run all that was enqueued: the results in its order. Raises as `generate` does.
+        """Run everything that was enqueued; returns the results in order. Raises as `generate`
+        does.
 
-        `output_type`: a class that results must have, or several.
+        `output_type`: a class, or several, that results must have.
         """
         waiting, self._enqueued = self._enqueued, []
         results = self._finish(waiting, use_tqdm)
@@ -222,7 +222,7 @@ class LLM(PoolingMethods, BeamSearchMethods):
         tools: list[dict[str, Any]] | None = None,
         chat_template_kwargs: dict[str, Any] | None = None,
     ) -> list[str]:
-        """Queue the next turns as `chat` takes them, and run nothing yet; see `enqueue`."""
+        """Queue the next turns as for `chat` without running them; see `enqueue`."""
         prompts = self._rendered(
             messages,
             lora_request,
@@ -256,23 +256,22 @@ class LLM(PoolingMethods, BeamSearchMethods):
         return self.llm_engine.save_quantized(path)
 
     def load_report(self) -> list[LayerReport]:
-        """What became of each layer's weights when they were loaded; of a model that another
-        library runs, nothing.
-        """
+        """How each layer's weights were loaded; empty for a model that another library runs."""
         return list(self.core.facts.load_report)
 
     def sleep(self, level: int = 1) -> None:
-        """Give the KV cache's memory back and, on a GPU, move the weights to the host's; at level 2
-        give the weights' back too. Needs `enable_sleep_mode`.
+        """Release the KV cache's memory and, on a GPU, move the weights to host memory; at level 2
+        also release the weights. Needs `enable_sleep_mode`.
 
         Raises `InvalidRequest` for another level, or without that setting.
         """
         self.llm_engine.sleep(level)
 
     def wake_up(self, tags: list[str] | None = None) -> None:
-        """Take the memory again: of "weights" and "kv_cache" those in `tags`, or all.
+        """Allocate memory again: for those of "weights" and "kv_cache" in `tags`, or both.
 
-        Raises `InvalidRequest` for another tag, `ModelLoadError` when the weights are gone.
+        Raises `InvalidRequest` for another tag, `ModelLoadError` if the weights can't be read any
+        more.
         """
         self.llm_engine.wake_up(tags)
 
@@ -287,7 +286,7 @@ class LLM(PoolingMethods, BeamSearchMethods):
         return self.llm_engine.reset_prefix_cache(reset_running_requests, reset_connector)
 
     def reset_mm_cache(self) -> None:
-        """Forget what the encoder made of pictures."""
+        """Drop cached encoder outputs of pictures."""
         self.llm_engine.core.reset_encoder_cache()
 
     @property

@@ -57,10 +57,10 @@ from engine.text.tokenizer import Tokenizer
 
 
 class TorchThreads:
-    """Changes torch's number of threads while the engine works, and sets it back afterwards.
+    """Changes torch's number of threads while the engine works, and restores it afterwards.
 
     The compiled kernels have threads of their own and leave torch one (torch's idle threads would
-    take their cores). Outside of the engine's work torch is the caller's.
+    take their cores). While the engine isn't working, torch belongs to the caller.
     """
 
     def __init__(self) -> None:
@@ -69,7 +69,7 @@ class TorchThreads:
 
     @contextmanager
     def engine_threads(self) -> Iterator[None]:
-        """While the engine works. May be entered again inside."""
+        """Context in which the engine works. Reentrant."""
         callers = torch.get_num_threads()
         if not self._depth and self._engines is not None:
             torch.set_num_threads(self._engines)
@@ -87,13 +87,13 @@ Result = RequestOutput | PoolingRequestOutput[PoolingOutput]
 
 
 class LLMEngine:
-    """Takes requests at any time and runs them together, a step with each call of `step`.
+    """Accepts requests at any time and runs them together, one step per call of `step`.
 
     Attributes:
-        config: its settings. core: what schedules and runs.
+        config: its settings. core: schedules and runs.
 
     Raises:
-        ConfigError: a setting is out of its range. ModelLoadError: the model can't be loaded.
+        ConfigError: a setting is out of range. ModelLoadError: the model can't be loaded.
     """
 
     def __init__(self, config: EngineConfig) -> None:
@@ -108,7 +108,7 @@ class LLMEngine:
         self._tokenizer = None if tokenizer is None else OfflineTokenizer.of(tokenizer)
         self._adapter_tokenizers = AdapterTokenizers()
         self.collectors: dict[str, RequestOutputCollector] = {}
-        #: What steps brought that ended outside of `run_step`, which hands it over.
+        #: Results of steps that ran outside of `run_step`, which returns them.
         self._owed: list[TokenDelta] = []
         self._pooling: dict[str, PoolingRequestOutput[PoolingOutput]] = {}
         self._profile = TorchProfiler()
@@ -133,10 +133,10 @@ class LLMEngine:
         *,
         inputs: Prompt | None = None,
     ) -> str:
-        """Queue a request; its id. `prompt` is as `LLM.generate` takes it; `inputs` is its old
-        name. `params`: None are the model's own.
+        """Queue a request; returns its id. `prompt`: as for `LLM.generate`; `inputs` is its old
+        name. `params`: None for the model's own.
 
-        `arrival_time`: seconds since the epoch; None: now. `trace_headers` change nothing.
+        `arrival_time`: seconds since the epoch; None: now. `trace_headers` have no effect.
 
         Raises:
             InvalidRequest: it can't be served, or the id is in use.
@@ -167,7 +167,9 @@ class LLMEngine:
         priority: int,
         arrival_time: float | None = None,
     ) -> RequestOutputCollector:
-        """Queue a tokenised prompt. Output that wouldn't fit the context ends there ("length")."""
+        """Queue a tokenised prompt. An output that doesn't fit the context ends there
+        ("length").
+        """
         longest = self.core.facts.max_model_len
         entry = entry.last(params.prompt_limit(longest))
         remaining_tokens = longest - len(entry.token_ids)
@@ -215,7 +217,7 @@ class LLMEngine:
 
     @property
     def media_processor(self) -> ProcessorFactory | None:
-        """Makes the processor of the model's media, once; None: it takes none."""
+        """Create the processor of the model's media, once; None: it accepts none."""
         facts = self.core.facts
         takes_media = facts.sees or facts.hears or facts.encoder_length
         return (lambda: self._processor) if takes_media else None
@@ -230,13 +232,13 @@ class LLMEngine:
         return MediaProcessor(facts.tokenizer_folder)
 
     def locate_media(self, entry: TokenPrompt) -> list[MediaItem]:
-        """Where a prompt's media stand."""
+        """Positions of a prompt's media."""
         if not entry.media or isinstance(self._processor, SoundProcessor):
             return [MediaItem(item.kind, item.digest, ()) for item in entry.media]
         return locate_media(entry.token_ids, entry.media)
 
     def _on_finished(self, params: SamplingParams, tokenizer: Tokenizer | None) -> SamplingParams:
-        """Parameters by which an output also ends on the EOS of an adapter's own tokenizer."""
+        """Parameters with which an output also ends on the EOS of an adapter's tokenizer."""
         eos_id = None if tokenizer is None or params.ignore_eos else tokenizer.eos_token_id
         if tokenizer is self._tokenizer or eos_id in (None, *self.core.facts.eos_token_ids):
             return params
@@ -287,9 +289,9 @@ class LLMEngine:
         return bool(self._owed) or self.core.has_work
 
     def step(self) -> list[Result]:
-        """Run one step: the results so far of all requests that got something, each from its
-        beginning or as its `output_kind` says; `finished` says which have ended, and `error` why
-        one failed.
+        """Run one step. Returns the results of all requests that got something, each complete so
+        far or as its `output_kind` says; `finished` tells which have ended, and `error` why one
+        failed.
         """
         results: list[Result] = []
         touched, pooled = self.run_step()
@@ -299,7 +301,7 @@ class LLMEngine:
         return results + list(pooled)
 
     def _has_pending_output(self) -> None:
-        """A step whose results `run_step` hands over."""
+        """Run a step whose results the next `run_step` returns."""
         if self.core.is_sleeping:
             raise EngineSleeping("The model sleeps until it's woken up.")
         with self.threads.engine_threads():
@@ -308,7 +310,7 @@ class LLMEngine:
     def run_step(
         self,
     ) -> tuple[list[RequestOutputCollector], list[PoolingRequestOutput[PoolingOutput]]]:
-        """Run one step: those that got something. Requests that have ended are let go."""
+        """Run one step; returns the requests that got something, and forgets those that ended."""
         touched: dict[str, RequestOutputCollector] = {}
         pooled: list[PoolingRequestOutput[PoolingOutput]] = []
         with self.threads.engine_threads():
@@ -344,7 +346,7 @@ class LLMEngine:
         return self._tokenizer
 
     def tokenizer_of(self, adapter: AdapterRef | None) -> Tokenizer | None:
-        """The tokenizer of an adapter's prompts and texts: its own where it brings one."""
+        """The tokenizer of an adapter's prompts and texts: the adapter's own if it has one."""
         base = self._tokenizer
         return None if base is None else self._adapter_tokenizers.get(adapter, base)
 
@@ -355,8 +357,8 @@ class LLMEngine:
         return self._tokenizer
 
     def set_tokenizer(self, tokenizer: Any) -> None:
-        """Use another tokenizer from now on: one of `get_tokenizer`, a folder with one, or a fast
-        tokenizer of the transformers library.
+        """Use another tokenizer from now on: a result of `get_tokenizer`, a folder with one, or a
+        fast tokenizer of the transformers library.
 
         Raises:
             InvalidRequest: it is none of these. ModelLoadError: the folder has none.
@@ -405,10 +407,10 @@ class LLMEngine:
     def reset_prefix_cache(
         self, reset_running_requests: bool = False, reset_connector: bool = False
     ) -> bool:
-        """Forget cached prefixes; False while any request holds blocks.
+        """Drop cached prefixes; False while any request holds blocks.
 
-        With `reset_running_requests` requests that run give theirs back and compute them anew.
-        Blocks outside the KV cache are forgotten as well, with or without `reset_connector`.
+        With `reset_running_requests` running requests free their blocks and recompute them. Blocks
+        outside the KV cache are dropped as well, with or without `reset_connector`.
         """
         if reset_running_requests:
             with self.threads.engine_threads():
@@ -426,16 +428,16 @@ class LLMEngine:
             self.core.wake_up(tags)
 
     def add_lora(self, lora_request: LoRARequest) -> bool:
-        """Bring an adapter to the device before its first request; False: it's there already.
+        """Load an adapter to the device before its first request; False: it is loaded already.
 
-        Raises `InvalidRequest` for what can't be an adapter of this model.
+        Raises `InvalidRequest` if it can't be an adapter of this model.
         """
         return self._loaded.add(lora_request)
 
     def pin_lora(self, lora_id: int) -> bool:
-        """Keep an adapter there that `add_lora` brought, whoever wants its room.
+        """Pin an adapter that `add_lora` has loaded, so that it is never evicted.
 
-        Raises `InvalidRequest` for a number that it wasn't told.
+        Raises `InvalidRequest` for an unknown number.
         """
         return self._loaded.pin(lora_id)
 
@@ -448,14 +450,14 @@ class LLMEngine:
         return self._loaded.numbers()
 
     def start_profile(self, folder: str | None = None) -> None:
-        """Record what is computed from now on, until `stop_profile`.
+        """Profile computations from now on, until `stop_profile`.
 
-        Raises `InvalidRequest` while a profile runs.
+        Raises `InvalidRequest` while another profile runs.
         """
         self._profile.start(folder)
 
     def stop_profile(self) -> str:
-        """End the profile; the file with it, for Perfetto or chrome://tracing.
+        """Stop the profile; returns its file, for Perfetto or chrome://tracing.
 
         Raises `InvalidRequest` unless one runs.
         """
@@ -468,7 +470,8 @@ class LLMEngine:
         args: Sequence[Any] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> list[Any]:
-        """Call a method of each worker, or a function with each worker; the results by rank.
+        """Call a method of each worker, or a function with each worker; returns the results by
+        rank.
 
         `timeout` has no effect: the worker is in this process. Raises `InvalidRequest` for a method
         that workers don't have.
@@ -476,24 +479,26 @@ class LLMEngine:
         return self.core.executor.collective_rpc(method, args, kwargs)
 
     def apply_model(self, func: Callable[[Any], Any]) -> list[Any]:
-        """Call a function with each worker's model; the results by rank."""
+        """Call a function with each worker's model; returns the results by rank."""
         with self.threads.engine_threads():
             return self.core.executor.collective_rpc(lambda worker: func(worker.loaded.model))
 
     @property
     def model_executor(self) -> LLMEngine:
-        """Where vLLM has `save_sharded_state`: this engine."""
+        """This engine: the object on which vLLM has `save_sharded_state`."""
         return self
 
     def save_sharded_state(
         self, path: str, pattern: str | None = None, max_size: int | str | None = MAX_BYTES
     ) -> list[Path]:
-        """Write the checkpoint's weights to a folder in files that load_format="sharded_state"
-        reads: the files. They are as the checkpoint has them; `quantization` rounds them anew.
+        """Write the checkpoint's weights to a folder, in files for load_format="sharded_state".
+        Returns the files. Weights are written as the checkpoint has them; `quantization` rounds
+        them anew.
 
         Raises:
-            InvalidRequest: the folder, pattern or size can't be. ModelLoadError: the checkpoint is
-                a GGUF file, or can't be read.
+            InvalidRequest: an invalid folder, pattern or size. ModelLoadError: the checkpoint is a
+            GGUF
+                file, or can't be read.
         """
         folder = resolve_folder(self.config)
         if find_gguf(Path(self.config.model)) is not None:
@@ -503,15 +508,16 @@ class LLMEngine:
         )
 
     def save_quantized(self, path: str | Path) -> list[Path]:
-        """Write the model to a new folder as compressed-tensors, its linear layers in the 8 or 4
-        bits that `quantization` says, for Quire and for others: the files of weights. 4 bits are
-        those that run here; 8 bits have a scale for each row, where those have one for 128
-        neighbours. Tables stay as the checkpoint has them.
+        """Write the model to a new folder as compressed-tensors, with linear layers in the 8 or 4
+        bits of `quantization`, for Quire and other engines. Returns the weight files. 4 bits are
+        written as computed here; 8 bits have a scale per row, while computation here uses one per
+        128 elements. Embedding tables are written as the checkpoint has them.
 
         Raises:
-            InvalidRequest: `quantization` isn't int8 or int4, the folder is there already, or the
-                model runs through another library. ModelLoadError: the checkpoint is a GGUF file or
-                quantised already.
+            InvalidRequest: `quantization` isn't int8 or int4, the folder exists already, or the
+            model
+                runs through another library. ModelLoadError: the checkpoint is a GGUF file or
+                quantized already.
         """
         [model] = self.core.executor.collective_rpc(lambda worker: worker.loaded.model)
         return save_quantized(self.config, model, path)

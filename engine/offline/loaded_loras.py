@@ -1,4 +1,4 @@
-"""`LoadedLoRAs`: the adapters that a program brings to the device itself, by its own numbers."""
+"""`LoadedLoRAs`: adapters that a program loads to the device itself, by numbers of its own."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from engine.lora.adapter_cache import AdapterManager
 
 
 class LoadedLoRAs:
-    """See vLLM's `add_lora` and its siblings. A number is a pointer: the content counts."""
+    """See vLLM's `add_lora` and related methods. A number is only a reference to content."""
 
     def __init__(self, pool: AdapterManager, step: Callable[[], None]) -> None:
-        """`step`: has the engine go on, with loads too."""
+        """`step`: runs the engine, which also advances loads."""
         self._pool, self._step = pool, step
         self._refs: dict[int, AdapterRef] = {}
         self._pinned: set[int] = set()
 
     def add(self, request: LoRARequest) -> bool:
-        """Bring an adapter to the device; False where it is there under this number already.
+        """Load an adapter to the device; False if it is loaded under this number already.
 
-        Raises `InvalidRequest` for what can't be brought there.
+        Raises `InvalidRequest` if it can't be loaded.
         """
         ref, number = request.ref(), request.lora_int_id
         if number in self.numbers() and self._refs[number].digest == ref.digest:
@@ -32,9 +32,9 @@ class LoadedLoRAs:
         return True
 
     def pin(self, number: int) -> bool:
-        """Keep an adapter on the device, whoever wants its room; it's brought back if it left.
+        """Pin an adapter on the device; it is loaded again if it was evicted.
 
-        Raises `InvalidRequest` for a number that `add` wasn't told.
+        Raises `InvalidRequest` for a number that wasn't passed to `add`.
         """
         if number not in self._refs:
             raise InvalidRequest(f"No adapter was added as {number}.", param="lora_id")
@@ -43,13 +43,13 @@ class LoadedLoRAs:
         return True
 
     def remove(self, number: int) -> bool:
-        """Let an adapter go as soon as nobody uses it; False where it isn't there."""
+        """Remove an adapter once no request uses it; False if it isn't loaded."""
         self._pinned.discard(number)
         ref = self._refs.pop(number, None)
         return ref is not None and self._pool.unload(ref.digest)
 
     def numbers(self) -> set[int]:
-        """Of those that were added and are on the device."""
+        """Numbers of added adapters that are on the device."""
         on_device = {state.digest for state in self._pool.states() if state.tier == "device"}
         return {number for number, ref in self._refs.items() if ref.digest in on_device}
 

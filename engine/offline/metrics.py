@@ -1,4 +1,4 @@
-"""What `get_metrics` gives: the engine's figures under vLLM's names."""
+"""Result of `get_metrics`: the engine's metrics under vLLM's names."""
 
 from __future__ import annotations
 
@@ -31,13 +31,15 @@ BUCKETS = {
 
 
 class RequestMetricsCollector:
-    """Counts what requests come to; times are seconds since the epoch."""
+    """Counts the results of requests; times are seconds since the epoch."""
 
     def __init__(self) -> None:
         self.by_name: dict[str, Counts] = {name: empty(bounds) for name, bounds in BUCKETS.items()}
 
     def token(self, arrival: float, last: float | None, now: float) -> None:
-        """A request's first output got something. `last`: when it did before; None: never."""
+        """Count new tokens of a request's first output. `last`: time of the previous ones;
+        None: none.
+        """
         if last is None:
             self._observe("time_to_first_token_seconds", now - arrival)
         else:
@@ -46,7 +48,7 @@ class RequestMetricsCollector:
     def end(
         self, arrival: float, tokens_from: float, now: float, num_prompt: int, num_new: int
     ) -> None:
-        """A request has ended. `tokens_from`: when its first token came."""
+        """Count a finished request. `tokens_from`: when its first token came."""
         self._observe("e2e_request_latency_seconds", now - arrival)
         self._observe("request_prompt_tokens", num_prompt)
         self._observe("request_generation_tokens", num_new)
@@ -60,7 +62,7 @@ class RequestMetricsCollector:
 
 @dataclass(frozen=True)
 class Metric:
-    """A figure. `labels` tells several of one name apart."""
+    """A metric. `labels` distinguish several of the same name."""
 
     name: str
     labels: dict[str, str] = field(default_factory=dict)
@@ -68,28 +70,28 @@ class Metric:
 
 @dataclass(frozen=True)
 class Counter(Metric):
-    """It only grows."""
+    """A value that only grows."""
 
     value: int = 0
 
 
 @dataclass(frozen=True)
 class Gauge(Metric):
-    """As it is now."""
+    """A current value."""
 
     value: float = 0.0
 
 
 @dataclass(frozen=True)
 class Vector(Metric):
-    """Several figures that only grow, by their place."""
+    """Several values that only grow, by position."""
 
     values: list[int] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
 class Histogram(Metric):
-    """`buckets`: how many were at most each bound, by its text; the last is "+Inf"."""
+    """`buckets`: cumulative counts by upper bound as text; the last is "+Inf"."""
 
     count: int = 0
     sum: float = 0.0
@@ -116,7 +118,7 @@ _COUNTERS = {
 def adapter_metrics(
     adapters: Sequence[AdapterStatus], max_loras: int | None, model: str
 ) -> Iterator[Metric]:
-    """Which adapters requests run with and wait for, as vLLM tells it: a time with two lists."""
+    """Adapters of running and waiting requests, as in vLLM: a time with two lists."""
     labels = {
         "model_name": model,
         "max_lora": str(max_loras or 0),
@@ -136,7 +138,7 @@ def _names(adapters: Sequence[AdapterStatus], *, running: bool) -> str:
 def histogram(
     name: str, labels: dict[str, str], bounds: Sequence[float], seen: Counts, max_model_len: int
 ) -> Histogram:
-    """A histogram of these bounds; those of a request's tokens up to the model's context."""
+    """A histogram with these bounds; token counts have bounds up to the model's context."""
     sums = list(itertools.accumulate(seen.counts))
     limit = max_model_len if bounds is REQUEST_TOKENS else math.inf
     buckets = {
@@ -151,13 +153,13 @@ def histogram(
 def request_metrics(
     figures: RequestMetricsCollector, model: str, max_model_len: int
 ) -> Iterator[Metric]:
-    """What requests came to."""
+    """Metrics of requests."""
     for name, seen in figures.by_name.items():
         yield histogram(name, {"model_name": model}, BUCKETS[name], seen, max_model_len)
 
 
 def metrics_of(stats: EngineStats, model: str, max_model_len: int) -> Iterator[Metric]:
-    """The figures of a snapshot, labelled with the model's name."""
+    """The metrics of a snapshot, labelled with the model's name."""
     labels = {"model_name": model}
     for name, attribute in _GAUGES.items():
         yield Gauge(name, labels, float(getattr(stats, attribute)))

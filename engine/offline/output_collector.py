@@ -1,4 +1,4 @@
-"""`RequestOutputCollector`: what comes of one offline request, put together."""
+"""`RequestOutputCollector`: assembles the outputs of one offline request."""
 
 from __future__ import annotations
 
@@ -48,11 +48,11 @@ class OutputAssembler:
             )
 
     def append(self, delta: TokenDelta) -> bool:
-        """Take a delta over; True when a stop string ends the output here, not the engine."""
+        """Add a delta; True if a stop string ends the output here, rather than the engine."""
         output = self.output
         if output.finished:
             return False
-        # EOS itself never shows in the text, unless it's asked for as the stop string it is.
+        # EOS itself never appears in the text, unless it is requested as a stop string.
         by_eos = (
             delta.finish_reason == "stop"
             and delta.stop_reason is None
@@ -81,7 +81,9 @@ class OutputAssembler:
         return stopped is not None
 
     def finish(self, reason: str, stop_reason: int | str | None = None) -> None:
-        """The engine's end: what was held back is text after all, or a last stop string."""
+        """Handle the engine's end: text that was held back is output after all, or has a stop
+        string.
+        """
         output = self.output
         output.finish_reason, output.stop_reason = reason, stop_reason
         if self._text is None:
@@ -129,7 +131,7 @@ def _texts(scores: TokenLogprobs, tokenizer: Tokenizer | None) -> Sequence[str |
 
 @dataclass(slots=True)
 class _Position:
-    """How far one output was told."""
+    """How far one output has been delivered."""
 
     tokens: int = 0
     chars: int = 0
@@ -138,14 +140,14 @@ class _Position:
 
 @dataclass(slots=True)
 class DeltaTracker:
-    """How far each output was told, and whether the prompt's log probabilities were."""
+    """How far each output, and the prompt's log probabilities, have been delivered."""
 
     marks: dict[int, _Position] = field(default_factory=dict)
     prompt: bool = False
 
     def diff(self, result: RequestOutput) -> RequestOutput:
-        """The outputs that have something new, with that alone; `cumulative_logprob` stays that of
-        all tokens. The prompt's log probabilities come once.
+        """The outputs with new content, and only that content; `cumulative_logprob` remains that of
+        all tokens. The prompt's log probabilities are delivered once.
         """
         outputs = [new for output in result.outputs if (new := self._new(output)) is not None]
         scores = None if self.prompt else result.prompt_logprobs
@@ -168,10 +170,10 @@ class DeltaTracker:
 
 
 class RequestOutputCollector:
-    """Gathers one request's outputs.
+    """Collects one request's outputs.
 
     Args:
-        text, token_ids: the prompt's. params: as the caller gave them. figures: where it's counted.
+        text, token_ids: the prompt's. params: as the caller gave them. figures: metrics to update.
     """
 
     def __init__(
@@ -204,8 +206,8 @@ class RequestOutputCollector:
         self.error: QuireError | None = None
 
     def push(self, delta: TokenDelta) -> bool:
-        """Take a delta over; True when a stop string ended the output and the engine should stop
-        it. An error of the engine or the tokenizer ends all outputs and is kept in `error`.
+        """Add a delta; True if a stop string ended the output and the engine should stop it. An
+        error of the engine or the tokenizer ends all outputs and is stored in `error`.
         """
         if self.error is not None:  # another output failed in the same step
             return False
@@ -235,7 +237,7 @@ class RequestOutputCollector:
         return stopped
 
     def _record_times(self, delta: TokenDelta) -> None:
-        """When it happened. The engine's own times come with the end."""
+        """Record the time of events. The engine's own times come with the last delta."""
         metrics, now = self._metrics, time.time()
         metrics.num_generation_tokens += len(delta.token_ids)
         if delta.token_ids:
@@ -273,7 +275,7 @@ class RequestOutputCollector:
     def result(self) -> RequestOutput:
         """The request's result so far; with best_of, at the end the n likeliest outputs.
 
-        Its own from here on: what comes later changes nothing in it.
+        A copy: later deltas don't change it.
         """
         finished = self.finished
         outputs = [_copy(assembler.output) for assembler in self._assemblers]
@@ -294,7 +296,7 @@ class RequestOutputCollector:
         )
 
     def pop_delta(self) -> RequestOutput | None:
-        """What `output_kind` wants told now; None for nothing yet."""
+        """The result to deliver now, according to `output_kind`; None: nothing yet."""
         kind = self._params.output_kind
         if kind is RequestOutputKind.FINAL_ONLY and not self.finished:
             return None

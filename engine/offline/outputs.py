@@ -39,7 +39,7 @@ class EmbeddingOutput:
 
 @dataclass(slots=True)
 class ClassificationOutput:
-    """`probs`: one a label, in the order of `labels`."""
+    """`probs`: one per label, in the order of `labels`."""
 
     probs: list[float]
     labels: list[str]
@@ -51,13 +51,13 @@ class ClassificationOutput:
 
     @property
     def label(self) -> str:
-        """The likeliest."""
+        """The most probable label."""
         return self.labels[self.probs.index(max(self.probs))]
 
 
 @dataclass(slots=True)
 class ScoringOutput:
-    """`score`: how well the two texts fit."""
+    """`score`: how well the two texts match."""
 
     score: float
 
@@ -67,9 +67,9 @@ Output = TypeVar("Output")
 
 @dataclass(slots=True)
 class PoolingRequestOutput(Generic[Output]):
-    """A request's result, in the order of the prompts that were given.
+    """A request's result; results are in the order of the prompts.
 
-    `error`: why it failed, and `outputs` is None then.
+    `error`: why it failed; `outputs` is None then.
     """
 
     request_id: str
@@ -86,7 +86,7 @@ ScoringRequestOutput = PoolingRequestOutput[ScoringOutput]
 
 
 def record_end(result: PoolingRequestOutput[Any], delta: TokenDelta) -> torch.Tensor | None:
-    """Note how a request ended; its values, float32 [num_values], or None if it failed."""
+    """Record the end of a request: its values, float32 [num_values], or None if it failed."""
     result.num_cached_tokens, result.finished = delta.num_cached_tokens, True
     if delta.error is not None:
         result.error = delta.error.to_error()
@@ -117,10 +117,10 @@ class CompletionOutput:
 
 @dataclass(slots=True)
 class RequestMetrics:
-    """When what happened to a request: seconds since the epoch, None until it has.
+    """Times of a request's events: seconds since the epoch, None until they happen.
 
     Attributes:
-        arrival_time: it was added. scheduled_ts: its first step began. first_token_ts,
+        arrival_time: when it was added. scheduled_ts: start of its first step. first_token_ts,
         last_token_ts: of its first output. num_generation_tokens: of all outputs.
     """
 
@@ -169,11 +169,10 @@ class RequestMetrics:
 
 @dataclass(slots=True)
 class RequestOutput:
-    """A request's result, in the order of the prompts that were given.
+    """A request's result; results are in the order of the prompts.
 
-    `error`: why it failed; None: it didn't. Outputs that hadn't ended by then have the
-    `finish_reason` "error" and what they had so far. `lora_request`: the adapter that was asked
-    for.
+    `error`: why it failed; None: it didn't. Outputs that were unfinished then have the
+    `finish_reason` "error" and their tokens so far. `lora_request`: the requested adapter.
     """
 
     request_id: str

@@ -38,7 +38,7 @@ from engine.text.tokenizer import Tokenizer
 
 Output = TypeVar("Output")
 Raw = PoolingRequestOutput[torch.Tensor]
-#: A prompt, and what to do with it.
+#: A prompt, and its parameters.
 Entry = tuple[TokenPrompt, PoolingParams]
 Params = PoolingParams | Sequence[PoolingParams] | None
 
@@ -53,9 +53,9 @@ class PoolingMethods(LLMBase):
         use_tqdm: UseTqdm = True,
         lora_request: Any = None,
     ) -> list[EmbeddingRequestOutput]:
-        """A vector for each prompt; prompts are as for `generate`.
+        """Return a vector for each prompt; prompts are as for `generate`.
 
-        A request that fails while others don't has a result with an `error`, and no `outputs`.
+        If only some requests fail, each of these has a result with an `error`, and no `outputs`.
 
         Raises:
             InvalidRequest: the model doesn't embed, or a prompt or parameter can't be served.
@@ -90,11 +90,11 @@ class PoolingMethods(LLMBase):
         *,
         pooling_task: str | None = None,
     ) -> list[PoolingRequestOutput[PoolingOutput]]:
-        """Results as tensors: of the model's own task, or of `pooling_task`.
+        """Return results as tensors: of the model's own task, or of `pooling_task`.
 
-        `{"data": ...}` is for the model's IO processor, whose answer is the `outputs` of the one
-        result. "token_embed" and "token_classify" give each token's. `prompt_token_ids` may come
-        instead of `prompts`. Raises as `embed` does.
+        `{"data": ...}` is for the model's IO processor, whose answer is the `outputs` of the only
+        result. "token_embed" and "token_classify" return one row per token. `prompt_token_ids` may
+        be passed instead of `prompts`. Raises as `embed` does.
         """
         data: Any = prompts
         if isinstance(data, dict) and "data" in data:
@@ -130,7 +130,7 @@ class PoolingMethods(LLMBase):
         raw = self._pool(prompts, params, task, use_tqdm, lora_request)
         by_token, pooled = task in TOKEN_TASKS, list[PooledPrompt]()
         for raw_result in raw:
-            if raw_result.outputs is None:  # the answer is made of all of them
+            if raw_result.outputs is None:  # the answer needs all of them
                 raise raw_result.error or EngineFault("The engine gave no result.")
             values = raw_result.outputs if by_token else raw_result.outputs[0]
             pooled.append(PooledPrompt(raw_result.prompt_token_ids, PooledData(values.numpy())))
@@ -144,8 +144,8 @@ class PoolingMethods(LLMBase):
         use_tqdm: UseTqdm = True,
         lora_request: Any = None,
     ) -> list[PoolingRequestOutput[PoolingOutput]]:
-        """What a reward model gives: float32 [num_tokens, size] where it scores each token, else
-        [size] of the whole prompt. Raises as `embed` does.
+        """Scores of a reward model: float32 [num_tokens, size] if it scores each token, else [size]
+        of the whole prompt. Raises as `embed` does.
         """
         tasks = self.core.facts.tasks
         task = next(
@@ -167,10 +167,10 @@ class PoolingMethods(LLMBase):
         use_tqdm: UseTqdm = True,
         lora_request: Any = None,
     ) -> list[ScoringRequestOutput]:
-        """How well texts fit each other: one against each of several, or pair by pair.
+        """Score how well texts match: one with each of several, or pair by pair.
 
-        By a cross-encoder where the model is one, else by the similarity of embeddings.
-        Raises as `embed` does.
+        Uses a cross-encoder if the model is one, else the similarity of embeddings. Raises as
+        `embed` does.
         """
         tasks = self.core.facts.tasks
         check_task(self.core.config.name, tasks, "score")
@@ -201,7 +201,7 @@ class PoolingMethods(LLMBase):
     def _entry(
         self, prompt: Prompt, params: PoolingParams, task: str, adapter: AdapterRef | None
     ) -> Entry:
-        """A prompt, cut where that is asked for."""
+        """A prompt, truncated if requested."""
         if params.task not in ("", task):
             raise InvalidRequest(
                 f"PoolingParams of the task '{params.task}' can't be used to '{task}'.",
@@ -230,7 +230,7 @@ class PoolingMethods(LLMBase):
 
     @property
     def _pooling_info(self) -> PoolingInfo | None:
-        """What is known of the model as a pooling model; None: it generates."""
+        """The model's facts as a pooling model; None: it generates."""
         pooling = self.core.facts.pooling
         return None if pooling is None else pooling.info
 
@@ -324,7 +324,7 @@ def _converted(raw: Raw, make: Callable[[torch.Tensor], Output]) -> PoolingReque
 
 
 def _score(kind: str, query: Raw, text: Raw) -> ScoringRequestOutput:
-    """How similar two embeddings are; an error where one of them is missing."""
+    """Similarity of two embeddings; an error if one of them is missing."""
     score = None
     if query.outputs is not None and text.outputs is not None:
         score = ScoringOutput(similarity(kind, query.outputs[0].numpy(), text.outputs[0].numpy()))

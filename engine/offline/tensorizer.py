@@ -1,6 +1,6 @@
-"""Models in files of CoreWeave's tensorizer, under the names that vLLM has for it.
+"""Models in files of CoreWeave's tensorizer, under vLLM's names.
 
-The package itself is loaded when a file is written or read; see `engine.checkpoints.load_format`.
+The package is imported only when a file is written or read; see `engine.checkpoints.load_format`.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from engine.offline.engine_args import EngineArgs
 
 @dataclass
 class TensorizerArgs:
-    """Which file, and how it's read.
+    """The file, and how to read it.
 
     Attributes:
         tensorizer_uri: the file, or its address (s3://, http://, https://).
-        num_readers: threads that read it.
-        encryption_keyfile: the key of an encrypted one, 32 bytes.
-        verify_hash: tensors are always checked. s3_*: must be empty; the variables
+        num_readers: number of reading threads.
+        encryption_keyfile: file with the key of an encrypted one, 32 bytes.
+        verify_hash: tensors are always verified. s3_*: must be empty; the variables
             S3_ACCESS_KEY_ID, S3_SECRET_ACCESS_KEY and S3_ENDPOINT_URL give access to a bucket.
     """
 
@@ -39,7 +39,7 @@ class TensorizerArgs:
 
     @staticmethod
     def add_cli_args(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
-        """Add a flag for each; the same parser."""
+        """Add a flag for each field; returns the parser."""
         group = parser.add_argument_group("tensorizer options")
         for spec in fields(TensorizerArgs):
             kind: dict[str, Any] = {"type": int} if spec.name == "num_readers" else {}
@@ -50,13 +50,13 @@ class TensorizerArgs:
 
 @dataclass
 class TensorizerConfig(TensorizerArgs):
-    """The same as `model_loader_extra_config` takes it. Other settings of vLLM's aren't known."""
+    """The same as `model_loader_extra_config`. vLLM's other settings aren't supported."""
 
     def settings(self) -> dict[str, Any]:
-        """As a JSON object. A file is looked up from the working directory.
+        """As a JSON object. Relative paths start at the working directory.
 
-        Raises `InvalidRequest` for another kind of address, and for keys of a bucket, which have
-        no place among settings that are shown.
+        Raises `InvalidRequest` for another kind of address, and for a bucket's keys, which must not
+        be among settings that are displayed.
         """
         uri = self.tensorizer_uri or ""
         is_remote = uri.startswith(REMOTE_SCHEMES)
@@ -83,17 +83,17 @@ class TensorizerConfig(TensorizerArgs):
         return {name: value for name, value in settings.items() if value is not None}
 
     def _construct_tensorizer_args(self) -> TensorizerArgs:
-        """What vLLM's own example asks for."""
+        """The calls of vLLM's own example."""
         return TensorizerArgs(**{spec.name: getattr(self, spec.name) for spec in fields(self)})
 
 
 def tensorize_vllm_model(
     engine_args: EngineArgs, tensorizer_config: TensorizerConfig, generate_keyfile: bool = True
 ) -> Path | str:
-    """Write a checkpoint's weights, as they are, into the file of `tensorizer_uri`: the file.
+    """Write a checkpoint's weights unchanged into the file of `tensorizer_uri`; returns the file.
 
-    With an `encryption_keyfile` they are encrypted: by a new key that is written there, or, without
-    `generate_keyfile`, by the one that it holds.
+    With an `encryption_keyfile` they are encrypted: with a new key that is written there, or,
+    without `generate_keyfile`, with the key in it.
 
     Raises:
         InvalidRequest: the file can't be written. ModelLoadError: the checkpoint can't be read, or

@@ -1,4 +1,4 @@
-"""The tokenizer that `get_tokenizer` gives: what programs ask of transformers' is there too."""
+"""The result of `get_tokenizer`, with the commonly used methods of transformers' tokenizers."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from engine.contract.errors import InvalidRequest
 from engine.text.chat_template import render_chat, render_chat_text
 from engine.text.tokenizer import Tokenizer, load_tokenizer
 
-#: Of `apply_chat_template` in transformers, with the values that change nothing here.
+#: Options of transformers' `apply_chat_template`, with the values that have no effect here.
 _FORMS: dict[str, tuple[Any, ...]] = {
     "max_length": (None,),
     "padding": (None, False),
@@ -33,19 +33,19 @@ class Encoded(dict[str, Any]):
 
 
 class OfflineTokenizer(Tokenizer):
-    """A `Tokenizer` with the commonest calls of transformers' tokenizers, plain lists for tensors.
+    """A `Tokenizer` with the commonest calls of transformers' tokenizers, returning plain lists.
 
-    `decode` leaves special tokens out unless it's told otherwise.
+    `decode` omits special tokens by default.
     """
 
-    #: Prompts that are cut lose their end, where a model embeds.
+    #: Embedding models truncate prompts at the end.
     truncation_side = "right"
 
     @classmethod
     def convert(cls, tokenizer: Any) -> OfflineTokenizer:
-        """A tokenizer in one of the forms that `set_tokenizer` takes.
+        """A tokenizer from one of the forms that `set_tokenizer` accepts.
 
-        Raises `InvalidRequest` for another one, `ModelLoadError` for a folder without tokenizer.
+        Raises `InvalidRequest` for another form, `ModelLoadError` for a folder without a tokenizer.
         """
         if isinstance(tokenizer, Tokenizer):
             return cls.of(tokenizer)
@@ -87,10 +87,10 @@ class OfflineTokenizer(Tokenizer):
         tokenize: bool = True,
         **kwargs: Any,
     ) -> Any:
-        """A conversation as the model reads it: token ids, or without `tokenize` the text; a list
-        of these for several.
+        """A conversation in the model's format: token ids, or text without `tokenize`; a list of
+        these for several.
 
-        Raises `InvalidRequest` for what no template can be made of, and for another form.
+        Raises `InvalidRequest` for messages that the template refuses, and for unsupported options.
         """
         for name, neutral in _FORMS.items():
             if kwargs.pop(name, None) not in neutral:
@@ -115,21 +115,21 @@ class OfflineTokenizer(Tokenizer):
     def batch_decode(
         self, sequences: Sequence[Sequence[int]], skip_special_tokens: bool = True
     ) -> list[str]:
-        """Each one's text."""
+        """The text of each sequence of ids."""
         return [self.decode(ids, skip_special_tokens) for ids in sequences]
 
     def convert_ids_to_tokens(self, ids: int | Sequence[int]) -> Any:
-        """The vocabulary's own spelling of an id, or of several."""
+        """The vocabulary's spelling of an id, or of several."""
         return self.id_to_piece(ids) if isinstance(ids, int) else list(map(self.id_to_piece, ids))
 
     def convert_tokens_to_ids(self, tokens: str | Sequence[str]) -> Any:
-        """The other way; None for what is no token."""
+        """The id of a spelling, or of several; None for an unknown token."""
         if isinstance(tokens, str):
             return self.piece_to_id(tokens)
         return list(map(self.piece_to_id, tokens))
 
     def get_vocab(self) -> dict[str, int]:
-        """Spelling -> id, added tokens too."""
+        """Spelling -> id, including added tokens."""
         return dict(self._backend.get_vocab())
 
     def __len__(self) -> int:
@@ -142,25 +142,25 @@ class OfflineTokenizer(Tokenizer):
 
     @property
     def all_special_tokens(self) -> list[str]:
-        """Their texts."""
+        """Texts of special tokens."""
         return [self._added[token] for token in self.all_special_ids]
 
     @property
     def bos_token(self) -> str | None:
-        """What a text begins with, if the files name it."""
+        """The token at the beginning of a text, if the files name it."""
         return self.settings.named_tokens.get("bos_token")
 
     @property
     def eos_token(self) -> str | None:
-        """What an answer ends with."""
+        """The token at the end of an answer."""
         return self.settings.named_tokens.get("eos_token")
 
     @property
     def pad_token(self) -> str | None:
-        """What batches of others are filled up with; nothing here needs it."""
+        """The token with which other libraries pad batches; not needed here."""
         return self.settings.named_tokens.get("pad_token")
 
     @property
     def pad_token_id(self) -> int | None:
-        """Its id."""
+        """Id of `pad_token`."""
         return self._token_id(self.pad_token)
