@@ -1,4 +1,4 @@
-"""Error pages for 400 and 404. A 400 for an unknown host name says what the operator can do."""
+"""Error pages for 400 and 404. For an unknown host, 400 says what the operator can do."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ MAX_RUNS = 50
 
 
 def access_benchmarks(user: Actor | User, model: ServedModel) -> QuerySet[BenchmarkRun]:
-    """A model's benchmarks, newest first. Raises `PermissionDenied` unless an operator asks."""
+    """A model's benchmarks, newest first. Raises `PermissionDenied` for non-operators."""
     require_operator(to_actor(user))
     return BenchmarkRun.objects.filter(served_model=model)
 

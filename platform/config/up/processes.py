@@ -186,7 +186,7 @@ class ProcessGroup:
             env={"PYTHONPATH": os.pathsep.join(filter(None, paths))},
             pass_fds=self._pass_fds,
         )
-        # A stopped process would keep its clients forever, and perhaps the database's lock.
+        # A process paused by SIGSTOP would keep its clients, and perhaps the database's lock.
         kill_when_stopped(process)
         return process
 

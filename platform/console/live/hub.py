@@ -109,7 +109,7 @@ async def read_topic(topic: Topic, tenant_id: int) -> dict[str, Any]:
 
 
 class Leader:
-    """Polls topics whose changes nobody sends, for the sockets of all gateways.
+    """Polls topics whose changes aren't pushed, for the sockets of all gateways.
 
     Each gateway with subscribers of such a topic tries to take the topic's lock in Redis. The
     holder polls the topic and sends changes to its group.

@@ -82,7 +82,7 @@ def adapter_status_json(request: UserRequest) -> dict[str, Any]:
 
 def residency_topic(tenant_id: int) -> dict[str, Any]:
     """Data of the topic `adapters`: states and residency, without details for operators only. Pages
-    fetch what their reader may see.
+    fetch what their user may see.
     """
     tenant = Tenant.objects.get(pk=tenant_id)
     rows = list(_prefetch(access.adapters_of(tenant))[:MAX_ROWS])

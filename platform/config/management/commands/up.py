@@ -228,7 +228,8 @@ class Command(QuireCommand):
             },
         )
         stack.supervisor = Supervisor()
-        if options["asgi_server"] == "daphne":  # can't tell an application that the server started
+        # Gateways start a ledger writer in their lifespan; daphne runs it only at a first request.
+        if options["asgi_server"] == "daphne":
             stack.drainer = LedgerWriter()
             stack.drainer.start()
         self.print_hint(f"Loading {model.name} from {model.source} ...")
