@@ -1,4 +1,4 @@
-"""Which files an adapter may consist of, and bringing them in from a folder or an archive."""
+"""The files that an adapter may consist of, and staging them from a folder or an archive."""
 
 from __future__ import annotations
 
@@ -41,12 +41,12 @@ from engine.system.torch_conversion import ConversionError, convert_torch_files
 
 MAX_CONFIG_BYTES = 1 << 20
 MAX_RANK = 1 << 16
-#: Bytes of a safetensors header: as many as the check reads.
+#: Maximum bytes of a safetensors header that the check reads.
 _HEADER_LIMIT = 1 << 26
 
 
 def check_contents(staged: Path) -> None:
-    """Look at files under the names that they have in the store.
+    """Check an adapter's staged files, which have the names used by the store.
 
     Raises `AdapterInvalid`, whose `param` is the setting of adapter_config.json, or "files".
     """
@@ -68,14 +68,14 @@ def check_contents(staged: Path) -> None:
 
 
 def _check_size(path: Path) -> None:
-    """Check the size of a tokenizer's file before any process reads it."""
+    """Check the size of a tokenizer file before any process reads it."""
     max_bytes = MAX_TOKENIZER_BYTES if path.name == TOKENIZER_FILE else MAX_BESIDE_BYTES
     if path.is_file() and path.stat().st_size > max_bytes:
         raise AdapterTooLarge(f"{path.name} has more than {max_bytes >> 20} MiB.", param="files")
 
 
 def _check_safetensors(path: Path) -> None:
-    """A pickle under another name is still one, and a header may lie about what follows."""
+    """Check a safetensors file's header: the file may be a pickle, or the header may be wrong."""
     from safetensors import SafetensorError, safe_open
 
     size = path.stat().st_size
@@ -125,17 +125,17 @@ def _check_config(config: dict[str, Any]) -> None:
         )
 
 
-#: Formats that run code when they are read.
+#: Suffixes of formats that execute code when they are loaded.
 PICKLES = (".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt")
 ZIP = ".zip"
 GGUF = ".gguf"
-#: Of a file's name. File systems take 255, a path of the API 200 characters.
+#: Maximum bytes of a file name. File systems allow 255, a path of the API 200 characters.
 MAX_NAME_BYTES = 200
-#: More than that is no adapter, but an attempt to fill a disk with names.
+#: Maximum members of an archive; a larger one is an attempt to fill a disk with names.
 MAX_MEMBERS = 1000
 CHUNK = 1 << 20
-#: Of an OSError that a damaged archive raises, not a disk: bz2 gives none, a place before the
-#: file's begin is an invalid argument.
+#: Values of `OSError.errno` that a damaged archive raises rather than the disk: bz2 sets none, and
+#: an offset before the start of the file is an invalid argument.
 ARCHIVE_ERRORS = (None, errno.EINVAL)
 
 
@@ -159,7 +159,7 @@ def check_names(names: Collection[str]) -> None:
 
 
 def check_name(name: str) -> None:
-    """Raise `AdapterInvalid` for a file that isn't an adapter's."""
+    """Raise `AdapterInvalid` for a file that doesn't belong to an adapter."""
     suffix = suffix_of(name)
     if suffix in PICKLES:
         raise AdapterInvalid(
@@ -182,13 +182,13 @@ def check_name(name: str) -> None:
 
 
 def suffix_of(name: str) -> str:
-    """A name's ending in small letters: some systems write `TONE.ZIP`."""
+    """Return a name's suffix in lower case: some systems write `TONE.ZIP`."""
     return Path(name).suffix.lower()
 
 
 def check_companion_file(name: str) -> None:
-    """Raise `AdapterInvalid` for a file that can't be left out, nor read: a pickle, or new tokens
-    in another format.
+    """Raise `AdapterInvalid` for a file that can neither be ignored nor read: a pickle, or new
+    tokens in another format.
     """
     if suffix_of(name) in PICKLES:
         check_name(name)
@@ -199,10 +199,10 @@ def check_companion_file(name: str) -> None:
 
 
 def adapter_files(names: Collection[str]) -> list[str]:
-    """Select an adapter's files from a folder's file names: PEFT's two files whether they're there
-    or not. What's beside the weights of a tokenizer counts where it makes one.
+    """Return the adapter's files among a folder's file names. PEFT's two files are always included,
+    and tokenizer files only if they form a complete tokenizer.
 
-    Raises `AdapterInvalid` as `check_companion_file`.
+    Raises `AdapterInvalid` like `check_companion_file`.
     """
     for name in sorted(name for name in names if name.startswith(NEW_TOKENS)):
         check_companion_file(name)
@@ -212,7 +212,7 @@ def adapter_files(names: Collection[str]) -> list[str]:
 
 
 def stage_folder(source: Path, staged: Path, limit: int, on_bytes: OnBytes | None = None) -> None:
-    """Copy an adapter from a folder or a GGUF file; links to elsewhere are refused.
+    """Copy an adapter from a folder or a GGUF file; links are refused.
 
     `on_bytes`: called with the sizes of chunks as they are copied.
 
@@ -230,7 +230,7 @@ def stage_folder(source: Path, staged: Path, limit: int, on_bytes: OnBytes | Non
 
 
 def _convert_weights(staged: Path) -> None:
-    """Replace an operator's `adapter_model.bin` by safetensors. Raises `AdapterInvalid`."""
+    """Convert an operator's `adapter_model.bin` to safetensors. Raises `AdapterInvalid`."""
     converted = staged / "converted"
     try:
         convert_torch_files([staged / TORCH_WEIGHTS_FILE], converted)
@@ -248,10 +248,10 @@ def _convert_weights(staged: Path) -> None:
 
 
 def stage_zip(archive: Path, staged: Path, limit: int) -> None:
-    """Take the known files out of an archive, whatever else its author put in.
+    """Extract the known files of an archive and ignore all others.
 
-    Raises: `AdapterInvalid` for pickles, links, paths that lead elsewhere, several adapters in one;
-    `AdapterTooLarge` for what unpacks to more than `limit` bytes.
+    Raises: `AdapterInvalid` for pickles, links, paths outside the archive, several adapters in one
+    archive; `AdapterTooLarge` if the content exceeds `limit` bytes.
     """
     try:
         with zipfile.ZipFile(archive) as opened:
@@ -282,7 +282,7 @@ def stage_zip(archive: Path, staged: Path, limit: int) -> None:
 
 
 def copy_bounded(source: IO[bytes], target: IO[bytes], remaining: int, limit: int) -> int:
-    """Copy; what is left of `room` bytes. Raises `AdapterTooLarge`."""
+    """Copy at most `remaining` bytes; return how many remain. Raises `AdapterTooLarge`."""
     while chunk := source.read(CHUNK):
         remaining -= len(chunk)
         if remaining < 0:
@@ -295,7 +295,7 @@ def copy_bounded(source: IO[bytes], target: IO[bytes], remaining: int, limit: in
 
 
 def _files_of(folder: Path) -> dict[str, Path]:
-    """The adapter's files in a folder, by the names that they get."""
+    """Return the adapter's files in a folder: name in the store -> path."""
     names = {entry.name for entry in os.scandir(folder)}
     required = adapter_files(names)
     if WEIGHTS_FILE in names:
@@ -312,7 +312,7 @@ def _files_of(folder: Path) -> dict[str, Path]:
 
 
 def _open_regular_file(path: Path) -> IO[bytes]:
-    """Open a file, but no link and no device. Raises `AdapterInvalid`."""
+    """Open a regular file; links and devices are refused. Raises `AdapterInvalid`."""
     try:
         handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     except FileNotFoundError:
@@ -332,8 +332,8 @@ def _classify_member(
     members: dict[str, zipfile.ZipInfo],
     tokenizer_members: dict[PurePosixPath, zipfile.ZipInfo],
 ) -> None:
-    """Keep a member if it's the adapter's, of a tokenizer `beside` them. Raises `AdapterInvalid`
-    for what is dangerous.
+    """Add a member to `members` or `tokenizer_members` if it belongs to an adapter. Raises
+    `AdapterInvalid` for a dangerous one.
     """
     path = PurePosixPath(member.filename)
     if "\\" in member.filename or path.is_absolute() or ".." in path.parts:
@@ -350,7 +350,7 @@ def _classify_member(
         tokenizer_members[path] = member
         return
     if name not in (*ADAPTER_FILES, GGUF_FILE):
-        return  # a read-me: nothing that weights or texts need
+        return  # ignore other files, such as a readme
     if name in members:
         raise AdapterInvalid("The archive holds more than one adapter.", param="files")
     members[name] = member
@@ -359,7 +359,7 @@ def _classify_member(
 def _tokenizer_of(
     members: dict[str, zipfile.ZipInfo], tokenizer_members: dict[PurePosixPath, zipfile.ZipInfo]
 ) -> dict[str, zipfile.ZipInfo]:
-    """The archive's tokenizer that lies beside the weights."""
+    """Return the members of a tokenizer in the same folder as the weights, if it's complete."""
     if WEIGHTS_FILE not in members:
         return {}
     folder = PurePosixPath(members[WEIGHTS_FILE].filename).parent
@@ -370,5 +370,5 @@ def _tokenizer_of(
 
 
 def remove_staging(staged: Path) -> None:
-    """Remove a staged folder, if it's still there."""
+    """Remove a staged folder if it still exists."""
     shutil.rmtree(staged, ignore_errors=True)

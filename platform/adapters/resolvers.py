@@ -31,11 +31,11 @@ class HubResolver(LoRAResolver):
     """Resolves names of repositories on the hub; see the comment above.
 
     Downloads stay in the store's staging folders and are reused until a sweep removes those that
-    nobody requested for a while.
+    haven't been requested for a while.
 
     Args:
         repositories: `owner/name` or `owner/name@revision`. They are read with the server's own
-            token: everybody who may use the base model may use a listed repository.
+            token: everyone who may use the base model may use a listed repository.
     """
 
     def __init__(self, repositories: Sequence[str]) -> None:

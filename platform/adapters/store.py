@@ -1,11 +1,11 @@
 """Adapters on disk, by the digest of their content: `<adapters dir>/<digest>/`.
 
-What stands under a digest was complete before it got its name, and never changes. Gateways,
-workers and replicas must all see the same folder.
+The content of a digest's folder is complete before it gets this name, and never changes. Gateways,
+workers and replicas must all share the same folder.
 
 With an object storage an adapter is an archive `adapters/<digest>/<random>.tar`, and the folder is
-this machine's cache. Who stores an adapter writes an object of its own unless there's a new one, so
-that a sweep, which deletes old ones, can't take it.
+this machine's cache. Storing an adapter writes a new object unless a recent one exists, so that a
+sweep, which deletes old objects, can't remove it.
 """
 
 from __future__ import annotations
@@ -31,31 +31,32 @@ from common.object_storage import OnBytes, has_object_storage
 from engine.contract.lora import CONFIG_FILE, WEIGHTS_FILE, adapter_digest
 from tenants.models import Tenant
 
-#: The code of what is refused because of what a tenant keeps already.
+#: Error code if the storage quota of a tenant is exhausted.
 FULL = "adapter_storage_full"
 
 
 def max_adapter_bytes() -> int:
-    """Bytes that one adapter may have."""
+    """Maximum bytes of one adapter."""
     return settings.QUIRE.max_adapter_bytes
 
 
 def max_tenant_adapter_bytes() -> int:
-    """Bytes that all of a tenant's may have together; 0 is no limit."""
+    """Maximum bytes of all adapters of a tenant; 0 means no limit."""
     return settings.QUIRE.tenant_quotas.adapter_bytes
 
 
 def used_bytes(tenant: Tenant) -> int:
-    """Bytes of all versions, and of the uploads under way."""
+    """Bytes of a tenant's versions and uploads in progress."""
     stored = AdapterVersion.objects.filter(adapter__tenant=tenant).aggregate(sum=Sum("num_bytes"))
     coming = AdapterUpload.objects.filter(tenant=tenant)
     return int(stored["sum"] or 0) + int(coming.aggregate(sum=Sum("num_bytes"))["sum"] or 0)
 
 
 def check(tenant: Tenant | None, size: int) -> None:
-    """Raise `AdapterTooLarge` when there's no room for so many bytes more.
+    """Raise `AdapterTooLarge` if `size` more bytes exceed a limit.
 
-    In a transaction: the tenant's row is locked, so that two can't both take the last room.
+    Call in a transaction: it locks the tenant's row, so that two uploads can't both use the last
+    of the quota.
     """
     if size > max_adapter_bytes():
         raise AdapterTooLarge(
@@ -75,19 +76,19 @@ def check(tenant: Tenant | None, size: int) -> None:
         )
 
 
-#: Folders and files that are being made or taken away begin with this.
+#: Prefix of folders and files that are being written or removed.
 STAGING = ".staging-"
 GGUF_FILE = "adapter.gguf"
 _DIGEST_CHARS = 64
-#: Folder of the object storage.
+#: Folder in the object storage.
 OBJECTS = "adapters"
 _ARCHIVE = ".tar"
-#: In a digest's folder of the object storage: written when a version is deleted.
+#: Object in a digest's folder, written when a version is deleted.
 _USED = "used"
-#: Seconds that a copy stays whatever the cache's budget: who has its path reads it within them.
+#: Seconds for which a copy is kept regardless of the cache's budget: its user may still open it.
 _IN_USE_S = 60.0
-#: Seconds after which what is staged is a killed process's, and an object may be a sweep's: no
-#: transfer takes so long.
+#: Seconds after which staged files belong to a killed process, and an object may be deleted by a
+#: sweep: no transfer takes that long.
 _ABANDONED_S = 3600.0
 
 
@@ -99,14 +100,14 @@ def adapters_dir() -> Path:
 
 
 def staging_dir() -> Path:
-    """A new empty folder on the store's file system."""
+    """Create an empty folder on the store's file system."""
     return Path(tempfile.mkdtemp(dir=adapters_dir(), prefix=STAGING))
 
 
 def content_path(digest: str) -> Path:
-    """The path that a replica loads: PEFT's folder, or the GGUF file.
+    """Return the path that a replica loads: PEFT's folder, or the GGUF file.
 
-    With an object storage there may be nothing yet, see `fetch_content`.
+    With an object storage it may not exist yet, see `fetch_content`.
     """
     folder = adapters_dir() / digest
     gguf = folder / GGUF_FILE
@@ -114,10 +115,10 @@ def content_path(digest: str) -> Path:
 
 
 def store_content(staged: Path, on_bytes: OnBytes | None = None) -> tuple[str, int]:
-    """Move a staged folder under its digest; the digest and the size in bytes.
+    """Move a staged folder to the path of its digest; return the digest and the size in bytes.
 
     `on_bytes`: called with the sizes of chunks as they are sent to the object storage.
-    A folder that has it already stays, and the staged one goes. Raises OSError, `InvalidRequest`,
+    If the digest exists already, the staged folder is removed. Raises OSError, `InvalidRequest`,
     `ServiceUnavailable`.
     """
     digest, size = _digest_of(staged), size_of(staged)
@@ -132,7 +133,7 @@ def store_content(staged: Path, on_bytes: OnBytes | None = None) -> tuple[str, i
 
 
 def transfer_progress(source: Path, on_progress: Callable[[float], None]) -> OnBytes:
-    """Turn sizes of chunks into the fraction of an adapter that is copied and sent."""
+    """Turn chunk sizes into the fraction of an adapter that has been copied and uploaded."""
     files = [source] if source.is_file() else [file for file in source.iterdir() if file.is_file()]
     num_bytes, total_bytes = 0, sum(file.stat().st_size for file in files)
     total_bytes *= 2 if has_object_storage() else 1
@@ -146,7 +147,7 @@ def transfer_progress(source: Path, on_progress: Callable[[float], None]) -> OnB
 
 
 def fetch_content(digest: str) -> Path:
-    """`content_path` of content that is on this machine: downloaded if it isn't. Blocks.
+    """Download the content if this machine lacks it; return its `content_path`. Blocks.
 
     Raises FileNotFoundError, OSError, `ServiceUnavailable`.
     """
@@ -158,7 +159,7 @@ def fetch_content(digest: str) -> Path:
 
 
 def touch_copy(digest: str) -> None:
-    """Let the cache of this machine keep the content, if it's there, longer than others."""
+    """Mark the content, if present, as recently used in this machine's cache."""
     with suppress(FileNotFoundError):
         os.utime(adapters_dir() / digest)
 
@@ -176,15 +177,15 @@ def _move_to_digest(staged: Path, digest: str) -> None:
     except OSError:
         if not target.is_dir():
             raise
-        os.utime(target)  # a sweep that is about to take it away sees that it's wanted again
+        os.utime(target)  # tells a concurrent sweep that it is in use again
         shutil.rmtree(staged)
 
 
 def _upload(digest: str, staged: Path, on_bytes: OnBytes | None) -> None:
-    """Store a folder as one object, whole or not at all, in the place of old ones."""
+    """Upload a folder as one object, atomically, replacing old ones."""
     ages = {}
     for name in _archives(digest):
-        with suppress(FileNotFoundError):  # a sweep takes it
+        with suppress(FileNotFoundError):  # a concurrent sweep may delete it
             ages[name] = time.time() - object_storage.modified_at(name).timestamp()
     if any(age < _ABANDONED_S / 2 for age in ages.values()):
         return
@@ -204,7 +205,7 @@ def _download(digest: str) -> None:
     archives = _archives(digest)
     if not archives:
         raise FileNotFoundError(f"The adapter {digest[:12]} isn't in the object storage.")
-    staged = staging_dir()  # holds all, so that a later trimming finds it if this one is killed
+    staged = staging_dir()  # contains everything, so that `_trim_copies` finds it after a crash
     content, file = staged / "content", staged / "archive"
     content.mkdir(mode=0o700)
     try:
@@ -225,8 +226,8 @@ def _archives(digest: str) -> list[str]:
 
 
 def _trim_copies() -> None:
-    """Remove the copies that were used longest ago, until the rest fits, and what killed processes
-    left."""
+    """Remove the least recently used copies until the rest fits, and the leftovers of killed
+    processes."""
     copies, abandoned = [], time.time() - _ABANDONED_S
     for folder in adapters_dir().iterdir():
         if folder.name.startswith(STAGING) and _is_removable(folder, abandoned):
@@ -235,7 +236,7 @@ def _trim_copies() -> None:
             else:
                 folder.unlink(missing_ok=True)
         elif len(folder.name) == _DIGEST_CHARS:
-            with suppress(FileNotFoundError):  # another process trims too
+            with suppress(FileNotFoundError):  # another process may be trimming too
                 copies.append((folder.stat().st_mtime, size_of(folder), folder))
     total = sum(size for _, size, _ in copies)
     for used_at, size, folder in sorted(copies):
@@ -248,12 +249,12 @@ def _trim_copies() -> None:
 
 
 def size_of(folder: Path) -> int:
-    """Bytes of the files in a folder."""
+    """Return the total bytes of the files in a folder."""
     return sum(file.stat().st_size for file in folder.iterdir() if file.is_file())
 
 
 def has_content(digest: str) -> bool:
-    """Whether the content is there. Raises `ServiceUnavailable`."""
+    """Return whether the content exists. Raises `ServiceUnavailable`."""
     return bool(_archives(digest)) if has_object_storage() else _has_copy(digest)
 
 
@@ -265,11 +266,13 @@ def _has_copy(digest: str) -> bool:
 def delete_orphans(
     find_referenced: Callable[[Collection[str]], set[str]], older_than_s: float
 ) -> int:
-    """Remove content that no version speaks of and nobody touched for so long; how many folders.
+    """Remove content that no version references and that hasn't been used for `older_than_s`;
+    return the number of folders.
 
-    `find_referenced` returns those of up to 500 digests that a version has.
+    `find_referenced` returns those of up to 500 digests that a version references.
 
-    Requests that began with a version may still need its content when its row has gone.
+    The delay exists because requests that started with a version may need its content after its
+    row was deleted.
     """
     removed, limit = 0, time.time() - older_than_s
     folders = (folder for folder in adapters_dir().iterdir() if _is_removable(folder, limit))
@@ -280,7 +283,7 @@ def delete_orphans(
             for folder in page
             if folder.name not in referenced and (moved := _move_aside(folder))
         }
-        # Away from their names first: a version made in this moment is seen, and gets them back.
+        # Move them aside first: if a version was just created, the second query finds it.
         referenced = find_referenced([folder.name for folder in aside])
         for folder, moved in aside.items():
             if folder.name in referenced and not folder.exists():
@@ -305,30 +308,30 @@ def _delete_orphan_objects(
 
 
 def _delete_old_objects(folder: str, limit: float) -> int:
-    """Delete a digest's objects if none is younger than `limit`; whether it did."""
+    """Delete a digest's objects if all are older than `limit`; return 1 if so, else 0."""
     names = [f"{folder}/{name}" for name in object_storage.list_objects(folder)[1]]
     try:
         if any(object_storage.modified_at(name).timestamp() >= limit for name in names):
             return 0
-    except FileNotFoundError:  # another worker sweeps too
+    except FileNotFoundError:  # another worker is sweeping too
         return 0
-    for name in names:  # not those that have come since
+    for name in names:  # not the objects written since the listing
         object_storage.delete_object(name)
     return 1
 
 
 def _is_removable(folder: Path, limit: float) -> bool:
-    """Whether it is content or staged, and untouched since `limit`, seconds since the epoch."""
+    """Return whether it is content or staged, and unused since `limit` (seconds since 1970)."""
     if not folder.name.startswith(STAGING) and len(folder.name) != _DIGEST_CHARS:
         return False
     try:
         return folder.stat().st_mtime < limit
-    except FileNotFoundError:  # another worker sweeps too
+    except FileNotFoundError:  # another worker is sweeping too
         return False
 
 
 def mark_used(digest: str) -> None:
-    """Let `delete_orphans` wait from now on, if the content is there.
+    """Restart the delay of `delete_orphans` for the content, if it exists.
 
     Raises `ServiceUnavailable`.
     """

@@ -36,7 +36,7 @@ def check(pk: int) -> None:
 
 @shared_task(name="adapters.sweep")
 def sweep() -> None:
-    """Process versions that nobody works on, and remove unreferenced content."""
+    """Process versions that no worker is processing, and remove unreferenced content."""
     for pk in version_jobs.waiting():
         check(pk)
     if removed := version_jobs.sweep():

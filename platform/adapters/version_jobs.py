@@ -163,7 +163,7 @@ def process_version(pk: int) -> None:
 
 
 def waiting(now: Any = None) -> list[int]:
-    """Versions that nobody processes: their message was lost, or their worker died."""
+    """Return versions without a worker: their message was lost, or their worker died."""
     now = now or timezone.now()
     checked = Q(state__in=(VersionState.VALIDATING, VersionState.PROBING))
     lost = checked & Q(worked_at__lt=now - LEASE)
