@@ -3,7 +3,7 @@
 import re
 from urllib.parse import urlsplit
 
-#: API keys (`tenants.api_keys`), and links that grant access to anybody who has them.
+#: API keys (`tenants.api_keys`), and links that grant access to anyone who has them.
 _TOKENS = re.compile(
     r"(/invitation/|/account/password/reset/key/|sk-quire-[a-z0-9]{10})[a-z0-9_-]{12,}", re.I
 )

@@ -134,7 +134,7 @@ class AdmissionRequest:
         prompts: number of tokens of each prompt; () for one with `prompt_tokens`. outputs: number
             of outputs per prompt.
         images: number of images of each prompt. audio_ms: milliseconds of audio of each prompt, in
-            which somebody speaks. () where no prompt has any.
+            which someone speaks. () if no prompt has any.
         started_at: arrival in seconds since 1970; decides budget periods and prices.
         adapter: its price, if any, precedes the model's, and its budgets apply besides the model's.
         outbox: stream of the outputs, read if this gateway dies. stream: for the ledger.

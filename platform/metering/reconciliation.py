@@ -158,7 +158,7 @@ class Reconciliation:
 
     Attributes:
         since: requests that arrived from then on are compared; None: no gateway has run yet.
-        running: number of unsettled requests. lost: ids of those that nobody will settle.
+        running: number of unsettled requests. lost: ids of those that no gateway will settle.
     """
 
     since: datetime | None

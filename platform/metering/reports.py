@@ -69,7 +69,7 @@ class UsageQuery:
 class UsageTotals:
     """A group's usage in one bucket.
 
-    `group` maps the query's grouping names to values, None for nobody; shared between its buckets.
+    `group` maps the names of the query's groupings to values or None; its buckets share it.
     """
 
     start: datetime
@@ -246,7 +246,7 @@ class GroupNames:
             ids = {row[1 + self._index_by_column["key_id"]] for row in rows}
             columns = ("pk", "public_id", "created_by_id", "service_account_id")
             keys = _in_chunks(ApiKey.objects.values_list(*columns), ids)
-            # A service account's key belongs to nobody, whoever created it.
+            # A service account's key belongs to no user, not even the one who created it.
             self._keys = {
                 pk: (public_id, None if account else maker)
                 for pk, public_id, maker, account in keys

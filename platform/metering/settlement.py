@@ -62,7 +62,7 @@ class EngineUsage:
     Attributes:
         names: the engine's ids. outputs: number of outputs of each.
         is_complete: every output was ended by the engine, so all of it is billed. Otherwise less
-            may be: a stop string matched, the client disconnected, or nobody resumed the stream.
+            may be: a stop string matched, the client disconnected, or no one resumed the stream.
         billed_prompt, billed_output: tokens that were already settled under another id.
     """
 

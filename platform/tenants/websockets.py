@@ -29,7 +29,7 @@ class SessionExpired(Exception):
 
 
 def origin_allowed(headers: Mapping[bytes, bytes]) -> bool:
-    """Whether the page that opened the socket is one of ours.
+    """Whether the page that opened the socket is one of Quire's.
 
     Browsers send `Origin`, which scripts can't forge. It must name the host of the connection,
     which must be an allowed host (otherwise DNS rebinding would be possible), or be listed in

@@ -1,7 +1,7 @@
 """Creating, changing, deactivating and deleting users.
 
 Operators may do everything. Staff with Django's permission to add, change or delete users may do so
-for ordinary users, but can't make anybody staff or an operator.
+for ordinary users, but can't make anyone staff or an operator.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ logger = logging.getLogger(__name__)
 SSO_ACTOR = Actor("single sign-on")
 OPERATOR = "operator"
 PROFILE = ("username", "email", "first_name", "last_name", "is_active")
-#: Fields that make somebody staff or an operator; only operators may set them.
+#: Fields that make a user staff or an operator; only operators may set them.
 ROLE_FIELDS = ("is_staff", "is_superuser")
 
 

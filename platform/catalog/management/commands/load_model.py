@@ -149,7 +149,7 @@ class Command(QuireCommand):
         on_cpu = model.settings.get("device", "auto") in ("auto", "cpu")
         if checkpoint is None or not on_cpu or model.node not in ("", socket.gethostname()):
             return
-        # A KV cache whose size isn't set takes what is left.
+        # A KV cache without a configured size uses the remaining memory.
         need = estimate_memory(checkpoint, model.settings, sequences=0)
         count = model.num_replicas + model.num_spares
         processes = f"{count} replica{'s' if count > 1 else ''}"
