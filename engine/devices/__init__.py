@@ -1,4 +1,4 @@
-"""Where models run: each device by name, and what it can do."""
+"""The devices that run models, by name, and their capabilities."""
 
 from engine.devices.device import CacheRequirements, Device, RunnerInputs
 

@@ -118,7 +118,7 @@ class CpuDevice(Device):
         return ModelRunner(loaded.model, batch, sampler, decodes, parts.masks, parts.hidden)
 
     def _decodes(self, parts: RunnerInputs, sampler: Sampler) -> CompiledStepRunner | None:
-        """What runs decode steps in one call, where model and kernels can."""
+        """Runs decode steps in one call, if model and kernels support it; None: they don't."""
         model, batch = parts.loaded.model, parts.batch
         if not isinstance(model, NativeDecoder):
             return None

@@ -43,11 +43,11 @@ from kernels import KernelSet
 from kernels.lora import LoraSlots
 
 _MAX_ADAPTERS, _MAX_RANK = 256, 256
-"""By default: adapters at once, and their ranks."""
+"""Defaults: maximum number of loaded adapters, and their maximum rank."""
 _PART, _MAX_BYTES = 32, 4 * GIB
 """A GPU's memory for adapters: one part of so many, at most so many bytes."""
 _MIN_CAPABILITY = (8, 0)
-"""Of NVIDIA's: GPUs before it multiply no bfloat16."""
+"""Minimum compute capability of NVIDIA's GPUs: older ones don't multiply bfloat16."""
 
 
 class LoraSlotAllocator:
@@ -120,7 +120,9 @@ class CudaDevice(Device):
         return torch.cuda.get_device_name(), super().arithmetic[1]
 
     def make_kernels(self) -> KernelSet:
-        """See `Device`. Without Triton only plain torch is left, which somebody must ask for."""
+        """See `Device`. Without Triton only plain torch remains, which must be requested
+        explicitly.
+        """
         use_reference = not self.config.cpu_kernels or os.environ.get(kernels.FORCED) == "reference"
         if not use_reference and not has_triton():
             raise ConfigError(
@@ -154,7 +156,7 @@ class CudaDevice(Device):
         )
 
     def adapter_bytes(self) -> int:
-        """See `Device`: the KV cache leaves so much."""
+        """See `Device`: the memory that the KV cache leaves."""
         return self._adapters.num_bytes
 
     @property
@@ -168,7 +170,7 @@ class CudaDevice(Device):
         return self._adapters.max_rank
 
     def num_blocks(self, need: CacheRequirements) -> int:
-        """See `Device`: a step of full size is run to see what it takes."""
+        """See `Device`: runs a full-size step to measure its memory."""
         config, groups = self.config, len(need.layout.groups)
         if config.num_gpu_blocks_override is not None:
             return num_cpu_blocks(config, need.bytes_per_token, need.blocks_per_sequence, groups)
@@ -193,7 +195,7 @@ class CudaDevice(Device):
         )
 
     def _profile(self, need: CacheRequirements, *, is_draft: bool = False) -> MemoryProfile:
-        """What the model takes beside its KV cache."""
+        """Bytes that the model takes in addition to its KV cache."""
         model, layout, budget = cast(DeviceModel, need.loaded.model), need.layout, need.token_budget
         config, lengths = self._settings(is_draft, budget), self._table_lengths(need.loaded, layout)
 
@@ -267,7 +269,7 @@ def has_triton() -> bool:
 
 
 def _pin(tensor: Tensor) -> Callable[[], None]:
-    """Lock a host tensor's pages; what is returned lets go of them, before the tensor is freed."""
+    """Lock a host tensor's pages; returns what unlocks them before the tensor is freed."""
     cudart = torch.cuda.cudart()
     torch.cuda.check_error(cudart.cudaHostRegister(tensor.data_ptr(), tensor.nbytes, 0))
     return lambda: torch.cuda.check_error(cudart.cudaHostUnregister(tensor.data_ptr()))

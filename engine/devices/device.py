@@ -40,11 +40,11 @@ CONTRACT_VERSION = 1
 
 
 def adapter_bytes(part: int, max_gib: int) -> int:
-    """A `part`-th of the free memory for adapters, at most so many GiB."""
+    """A fraction 1/`part` of the free memory for adapters, at most so many GiB."""
     return min(available_memory() // part, max_gib * GIB)
 
 
-#: A draft model's KV cache takes at most such a part of what its model's takes.
+#: Maximum fraction of the target's KV cache that a draft model's KV cache may take.
 DRAFT_CACHE_DIVISOR = 4
 
 
@@ -110,18 +110,18 @@ class Device(ABC):
     name: ClassVar[str]
     #: The `CONTRACT_VERSION` that it was written for.
     contract_version: ClassVar[int] = 1
-    #: Steps are planned while the one before runs, unless `async_scheduling` says otherwise.
+    #: Steps are planned while the previous one runs, unless `async_scheduling` says otherwise.
     overlaps: ClassVar[bool] = False
     #: Prompts are timed at the start, so that they leave room for others' decodes: worth it where
     #: a chunk of a prompt takes much longer than a decode.
     times_prompts: ClassVar[bool] = False
-    #: Whether rows of a step may go through LoRA adapters.
+    #: Whether rows of a step may use LoRA adapters.
     runs_adapters: ClassVar[bool] = False
     #: Whether adapters that leave it are kept as they are, since host memory is where they were.
     caches_adapters_on_host: ClassVar[bool] = True
     #: Whether drafts may come from a model.
     runs_draft_models: ClassVar[bool] = False
-    #: Whether a pass computes the states of all tokens, whichever are asked for.
+    #: Whether a pass always computes the states of all tokens.
     returns_all_hidden_states: ClassVar[bool] = False
     #: Methods of `speculative_config` whose heads it runs.
     draft_head_methods: ClassVar[tuple[str, ...]] = ()
@@ -143,7 +143,7 @@ class Device(ABC):
     block_size: ClassVar[int] = 0
     #: Keys of `additional_config` under its name that it takes.
     additional_settings: ClassVar[tuple[str, ...]] = ()
-    #: What `kv_cache_dtype` may be beside "auto".
+    #: Values of `kv_cache_dtype` in addition to "auto".
     kv_cache_dtypes: ClassVar[tuple[str, ...]] = ("float32", "bfloat16", "float16")
 
     def __init__(self, config: EngineConfig) -> None:
@@ -174,12 +174,12 @@ class Device(ABC):
 
     @property
     def torch_device(self) -> torch.device:
-        """Where its tensors are."""
+        """The torch device of its tensors."""
         return self.kernels.device
 
     @property
     def arithmetic(self) -> tuple[str, str]:
-        """What decides the bits of its results: its hardware's kind, and the kernels' build."""
+        """What determines the bits of its results: the kind of hardware, and the kernels' build."""
         build = f"{self.kernels.name} {self.kernels.version}".strip()
         return self.name, f"{build}, torch {torch.__version__}"
 
@@ -215,7 +215,9 @@ class Device(ABC):
         return None
 
     def max_checkpoints(self, state_bytes: int) -> int:
-        """Number of states of that size that may be kept besides those of running sequences."""
+        """Number of states of that size that may be saved in addition to those of running
+        sequences.
+        """
         return 0
 
     def on_cache_allocated(self, loaded: LoadedModel) -> None:
@@ -257,7 +259,7 @@ class Device(ABC):
 
     @abstractmethod
     def make_runner(self, parts: RunnerInputs) -> Runner:
-        """What runs steps of the model."""
+        """Create the runner of the model's steps."""
 
     def close(self) -> None:
         """End its threads; it isn't used any more."""

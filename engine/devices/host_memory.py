@@ -1,4 +1,4 @@
-"""How many KV blocks a replica gets."""
+"""The number of KV blocks of a replica, from the host's memory."""
 
 from __future__ import annotations
 

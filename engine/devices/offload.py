@@ -1,4 +1,4 @@
-"""The tensors that a model holds, wherever they are, and their way to host memory and back."""
+"""Finds all tensors of a model, and moves them to host memory and back."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def iter_tensors(root: object) -> Iterator[Tensor]:
 
 
 def _reachable(item: Any) -> list[Any]:
-    """What an object holds that may lead to tensors."""
+    """Attributes and items of an object that may lead to tensors."""
     if isinstance(item, Mapping):
         return list(item.values())
     if isinstance(item, list | tuple | set | frozenset):
@@ -112,7 +112,7 @@ class HostCopy:
             self._copies.append((storage, copy, unpin))
 
     def _locked(self, copy: Tensor) -> Callable[[], None]:
-        """Lock a copy's pages, if that can be; what lets go of them."""
+        """Lock a copy's pages if possible; returns what unlocks them."""
         if self._pin is None:
             return _nothing
         try:

@@ -38,7 +38,7 @@ def package_call(device: str, method: str, error_type: type[QuireError]) -> Iter
         yield
     except QuireError:
         raise
-    except Exception as error:  # whatever a package's method runs into
+    except Exception as error:  # a package's method may raise anything
         raise error_type(
             f"The device {device} failed in {method}: {type(error).__name__}: {error}",
             param="device",

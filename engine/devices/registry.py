@@ -1,4 +1,4 @@
-"""Devices by name: the built-in ones, and those that installed packages bring."""
+"""Devices by name: built-in ones, and those of installed packages."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from engine.devices.package_calls import with_named_calls
 
 log = logging.getLogger(__name__)
 
-#: Imported when they are asked for: a replica on CPUs has no use for what a GPU needs.
+#: Imported on demand: a replica on CPUs doesn't need a GPU's packages.
 _BUILT_IN = {
     "cpu": "engine.devices.cpu:CpuDevice",
     "cuda": "engine.devices.cuda:CudaDevice",
@@ -61,7 +61,7 @@ def make_device(config: EngineConfig) -> Device:
 
 
 def _check_additional_config(values: dict[str, Any], kind: type[Device]) -> None:
-    """Raise `ConfigError` for settings of another device, and for those that this one lacks."""
+    """Raise `ConfigError` for settings that belong to another device or that this one lacks."""
     settings = values.get(kind.name, {})
     unknown = sorted(values.keys() - {kind.name})
     unknown += sorted(settings.keys() - set(kind.additional_settings))
@@ -84,7 +84,7 @@ def device_class(name: str) -> type[Device]:
         point = next(point for point in selected_entry_points(DEVICES) if point.name == name)
         try:
             device = point.load()
-        except Exception as error:  # whatever a stranger's module runs into
+        except Exception as error:  # another package's module may raise anything
             raise ConfigError(
                 f"The device plug-in {name} ({point.value}) failed: "
                 f"{type(error).__name__}: {error}",

@@ -79,7 +79,7 @@ class Threads:
 
     @classmethod
     def from_config(cls, config: EngineConfig, ops: KernelSet) -> Threads:
-        """What the settings say. Raises `ConfigError` for CPUs that make no sense."""
+        """The threads according to the settings. Raises `ConfigError` for invalid CPUs."""
         binding = config.cpu_threads_bind
         if binding in ("auto", "nobind"):
             return cls(config.num_threads or default_num_threads(ops), (), binding == "auto")

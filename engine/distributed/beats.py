@@ -33,7 +33,7 @@ class BeatLink:
         the latest reset. Raises `ChannelClosed`.
         """
         try:
-            with suppress(BlockingIOError):  # nobody reads: there are enough of them on the way
+            with suppress(BlockingIOError):  # the receiver doesn't read: enough of them are queued
                 self._socket.send(bytes([self._failure if has_failed else 0]))
             beats = b""
             with suppress(BlockingIOError):
@@ -46,7 +46,7 @@ class BeatLink:
         return self._failure in beats
 
     def reset(self) -> None:
-        """Begin anew after a failure, as the other side does: what it said before doesn't count."""
+        """Reset after a failure, as the other side does: earlier reports don't count."""
         self._attempt += 1
 
     def close(self) -> None:

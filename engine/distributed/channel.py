@@ -89,7 +89,7 @@ class Channel:
             raise ChannelClosed(str(error)) from error
 
     def receive(self, timeout_s: float) -> bytes | None:
-        """The next message; None where it hasn't come in time. Raises `ChannelClosed`."""
+        """The next message; None if it hasn't arrived in time. Raises `ChannelClosed`."""
         while True:
             if len(self._received) >= _LENGTH.size:
                 end = _LENGTH.size + _LENGTH.unpack_from(self._received)[0]
@@ -113,7 +113,7 @@ class Channel:
             self._socket.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
-        """Close the socket, which the other side is told of."""
+        """Close the socket, which notifies the other side."""
         self._socket.close()
 
 

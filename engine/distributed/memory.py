@@ -35,7 +35,7 @@ class RankMemory:
 
     @classmethod
     def create(cls, state: ParallelState, num_bytes: int) -> RankMemory:
-        """Of the first rank; `num_bytes` for the kernels of a stage. Raises OSError."""
+        """Create it in the first rank; `num_bytes`: for the kernels of a stage. Raises OSError."""
         descriptor = os.memfd_create("quire-ranks")
         num_pages = -(-num_bytes // mmap.PAGESIZE)
         os.ftruncate(descriptor, mmap.PAGESIZE * (1 + state.pipeline_parallel_size * num_pages))
@@ -43,7 +43,7 @@ class RankMemory:
 
     @classmethod
     def open(cls, descriptor: int, state: ParallelState) -> RankMemory:
-        """Of another rank, which has inherited the descriptor. Raises OSError."""
+        """Open it in another rank, which has inherited the descriptor. Raises OSError."""
         return cls(descriptor, state, mmap.mmap(descriptor, 0))
 
     def beat(self) -> None:
@@ -52,7 +52,7 @@ class RankMemory:
         _BEAT.pack_into(self.pages, self._beat_offset(self.state.rank), count + 1)
 
     def num_beats(self, rank: int) -> int:
-        """How often a rank has said so."""
+        """Number of heartbeats of a rank."""
         count: int = _BEAT.unpack_from(self.pages, self._beat_offset(rank))[0]
         return count
 

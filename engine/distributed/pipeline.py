@@ -201,7 +201,7 @@ class PipelineStage:
         return connection.receive(num_rows, vocab_size)
 
     def reset(self) -> None:
-        """Begin anew after a failure, as all ranks do."""
+        """Reset after a failure, as all ranks do."""
         for connection in self._connections:
             connection.reset()
 

@@ -26,7 +26,7 @@ from engine.distributed.pipeline import StageSockets
 
 #: Machines may start minutes apart.
 JOIN_TIMEOUT_S = 300.0
-#: Of a connection's first message, without which it's somebody else's.
+#: Timeout of a connection's first message; connections without it aren't from a rank.
 _HELLO_TIMEOUT_S = 5.0
 _POLL_S = 0.05
 #: Of the keys of an engine's ranks, and the key of their memory's size.
@@ -158,7 +158,7 @@ class Rendezvous:
         self._store.set(key, value)
 
     def read(self, key: str, rank: int) -> str:
-        """What `rank` writes. Raises `EngineFault` where it doesn't come."""
+        """The value that `rank` has written. Raises `EngineFault` if it doesn't arrive."""
         deadline = time.monotonic() + JOIN_TIMEOUT_S
         try:
             while not self._store.check([key]):

@@ -65,12 +65,12 @@ class LoadedModel:
         return self.pooler is not None and self.pooler.settings.encoder
 
     def read_tokenizer(self) -> Tokenizer | None:
-        """Read the tokenizer, which isn't needed once the model is loaded; None: it has none."""
+        """Read the tokenizer, which doesn't need the loaded model; None: it has none."""
         return load_tokenizer(self.tokenizer_folder) if self.has_tokenizer else None
 
     @property
     def facts(self) -> ModelFacts:
-        """What the engine core knows of the model."""
+        """The facts about the model for the engine core."""
         spec, model = self.spec, self.model
         return ModelFacts(
             architecture=spec.architecture,
@@ -206,7 +206,7 @@ def reload_model(
 
 
 def _facts(spec: ModelSpec, max_model_len: int) -> tuple[object, ...]:
-    """What the engine has planned with."""
+    """The facts that the engine plans with."""
     sizes = spec.vocab_size, spec.hidden_size, spec.num_layers, spec.num_parameters
     return spec.architecture, sizes, tuple(spec.sliding_windows), max_model_len
 

@@ -1,4 +1,4 @@
-"""What runs a checkpoint: the native decoder, the Transformers bridge or a class from outside."""
+"""Chooses a checkpoint's implementation: native decoder, Transformers bridge or external class."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ _OLD_FILES = {
     "awq": ("quant_config.json", "quantize_config.json"),
     "gptq": ("quantize_config.json",),
 }
-#: Formats whose weights may be floats of 8 bits: "fp8" then names what is there already.
+#: Formats whose weights may be 8-bit floats already: "fp8" then confirms the format.
 _EIGHT_BIT_FLOATS = ("fp8", "modelopt", "compressed-tensors")
 
 
@@ -105,7 +105,7 @@ def _name(form: CheckpointFormat | None, folder: Path) -> str:
 
 
 def _read_quantization_config(folder: Path, raw: dict[str, Any], asked: str | None) -> Any:
-    """What config.json says, or a file beside it."""
+    """The content of config.json, or of a file next to it."""
     quantization = quantization_config_of(raw)
     if quantization:
         return quantization
@@ -478,7 +478,7 @@ def _pooled(order: BuildRequest, settings: PoolingModelConfig) -> LoadedImpl:
         settings, spec, folder, config, order.ops, dtype, max_model_len, order.progress,
         order.quantized.form, order.quantized.rounds, order.ranks, vision,
     )  # fmt: skip
-    # An encoder has no logits; nobody asks a pooling model for them.
+    # An encoder has no logits; pooling doesn't need them.
     return LoadedImpl(cast(EngineModel, model), spec, dtype, max_model_len, pooler)
 
 

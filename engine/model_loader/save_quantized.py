@@ -31,7 +31,7 @@ from kernels.reference.linear import quantize
 
 BITS = {"int8": 8, "int4": 4}
 _WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".tensors", ".index.json")
-#: Of one file, in bytes; a layer more at most.
+#: Maximum bytes of a file, plus at most one layer.
 _FILE_BYTES = 2 << 30
 #: Values that are rounded at once.
 _CHUNK_VALUES = 1 << 20
@@ -147,7 +147,7 @@ class _Files:
         self._part, self._size = {}, 0
 
     def finish(self) -> list[Path]:
-        """Write what is left, and the index: the files."""
+        """Write the rest, and the index; returns the files."""
         self._flush()
         count = len(self._files)
         names = [f"model-{n + 1:05}-of-{count:05}.safetensors" for n in range(count)]
@@ -173,7 +173,7 @@ def _quantized_names(weights: WeightReader, spec: DecoderSpec, quantization: str
 
 
 def _has_full_groups(width: int, quantization: str) -> bool:
-    """Whether rows of so many values have whole groups."""
+    """Whether rows of this many values consist of complete groups."""
     if quantization == "int8":
         return kernel_group_size(width, width) is not None
     return width % group_size_for(quantization, None) == 0
@@ -192,7 +192,7 @@ def _linear_names(model: ModelDescription, spec: DecoderSpec) -> Iterator[str]:
 
 
 def _per_channel(module: str, weight: Tensor) -> dict[str, Tensor]:
-    """What compressed-tensors keeps of a weight [N, K] in 8 bits with a scale a row."""
+    """compressed-tensors' tensors of a weight [N, K] in 8 bits with a scale per row."""
     values = torch.empty(weight.shape, dtype=torch.int8)
     scales = torch.empty((len(weight), 1), dtype=torch.float16)
     for rows in _row_slices(weight):
@@ -202,7 +202,7 @@ def _per_channel(module: str, weight: Tensor) -> dict[str, Tensor]:
 
 
 def _by_groups(module: str, weight: Tensor) -> dict[str, Tensor]:
-    """What compressed-tensors keeps of a weight [N, K] in 4 bits, eight to a word."""
+    """compressed-tensors' tensors of a weight [N, K] in 4 bits, eight per word."""
     group = group_size_for("int4", None)
     rows, columns = weight.shape
     words = torch.empty((rows, columns // _IN_A_WORD), dtype=torch.int32)

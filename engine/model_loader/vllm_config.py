@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class LoRAConfig:
-    """Of adapters; None where the settings set no bound."""
+    """Configuration of adapters; None: the settings set no limit."""
 
     max_loras: int | None
     max_lora_rank: int | None
@@ -34,7 +34,7 @@ class LoRAConfig:
 
 
 class ModelConfig:
-    """Of the model. `hf_config` is its config.json as an object of transformers."""
+    """Configuration of the model. `hf_config` is its config.json as an object of transformers."""
 
     def __init__(self, config: EngineConfig, loaded: LoadedModel) -> None:
         self._config, self._loaded = config, loaded
@@ -67,13 +67,13 @@ class ModelConfig:
         return self._loaded.spec.vocab_size
 
     def get_hidden_size(self) -> int:
-        """Of a token's hidden state."""
+        """Size of a token's hidden state."""
         return self._loaded.spec.hidden_size
 
 
 @dataclass(frozen=True)
 class CacheConfig:
-    """Of the KV cache. `num_gpu_blocks`: on whatever device."""
+    """Configuration of the KV cache. `num_gpu_blocks`: blocks on any device."""
 
     block_size: int
     num_gpu_blocks: int
@@ -84,7 +84,7 @@ class CacheConfig:
 
 @dataclass(frozen=True)
 class SchedulerConfig:
-    """Of steps."""
+    """Configuration of steps."""
 
     max_num_seqs: int
     max_num_batched_tokens: int
@@ -96,7 +96,7 @@ class SchedulerConfig:
 
 @dataclass(frozen=True)
 class ParallelConfig:
-    """Of devices and processes."""
+    """Configuration of devices and processes."""
 
     tensor_parallel_size: int = 1
     pipeline_parallel_size: int = 1
@@ -108,7 +108,7 @@ class ParallelConfig:
 
 @dataclass(frozen=True)
 class DeviceConfig:
-    """Where the model runs."""
+    """Configuration of the model's device."""
 
     device: torch.device
 
@@ -120,7 +120,9 @@ class DeviceConfig:
 
 @dataclass(frozen=True)
 class DecodingConfig:
-    """Of structured outputs. `reasoning_backend`: the reasoning parser; "": the chat template's."""
+    """Configuration of structured outputs. `reasoning_backend`: the reasoning parser; "":
+    detected.
+    """
 
     reasoning_backend: str
     guided_decoding_backend: str = "guidance"
@@ -150,7 +152,7 @@ class VllmConfig:
         plans_ahead: bool,
         rank: int = 0,
     ) -> VllmConfig:
-        """Of an engine whose model is loaded and whose cache is sized."""
+        """The configuration of an engine whose model is loaded and whose cache is sized."""
         return cls(
             parallel_config=ParallelConfig(
                 config.tensor_parallel_size,

@@ -43,12 +43,12 @@ class ClassifierHeadFactory:
         self.shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
 
     def with_tensors(self, tensors: Mapping[str, Tensor]) -> Transform:
-        """The head with these in the place of its own, or biases that it has none of."""
+        """The head with these tensors instead of its own, or as biases that it lacks."""
         return self._make(_InMemoryWeights({**self.tensors, **tensors}))
 
 
 class _RecordingWeights:
-    """A checkpoint's weights; what is read of them is kept."""
+    """A checkpoint's weights; those that are read are recorded."""
 
     def __init__(self, inner: Weights, read: dict[str, Tensor]) -> None:
         self._inner, self._read = inner, read
@@ -88,7 +88,7 @@ class _InMemoryWeights:
         return DenseSource(self.get(name, shape))
 
     def release(self) -> None:
-        """See `Weights.release`: there is nothing to give back."""
+        """See `Weights.release`: there is nothing to release."""
 
 
 @dataclass(slots=True)

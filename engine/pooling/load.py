@@ -1,4 +1,4 @@
-"""Loads pooling models: a transformer without an output layer, and what comes after it."""
+"""Loads pooling models: a transformer without an output layer, followed by pooling heads."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ from kernels.interface import RankGroup
 log = logging.getLogger(__name__)
 
 _ENDINGS = ("ForSequenceClassification", "ForTokenClassification", "ForCausalLM", "Model")
-#: Beginnings of weights that a model may bring and that pooling doesn't need.
+#: Prefixes of weights that a model may have and that pooling doesn't need.
 _NOT_NEEDED = (
     "cls.",
     "lm_head.",
@@ -156,7 +156,7 @@ def _weights(
 
 
 def _matters(name: str, spec: DecoderSpec | EncoderSpec) -> bool:
-    """Whether a tensor that nobody read hints at config.json and weights not belonging together."""
+    """Whether an unread tensor indicates that config.json and weights don't belong together."""
     prefix = spec.names.prefix if isinstance(spec, EncoderSpec) else ""
     bare = name.removeprefix(prefix)
     return not bare.startswith(_NOT_NEEDED) and not bare.endswith("position_ids")

@@ -37,7 +37,7 @@ class Pooler:
     maker: ClassifierHeadFactory | None = None
 
     def facts(self, spec: ModelSpec) -> PoolingFacts:
-        """What the engine core is told, of the model of this spec."""
+        """The facts for the engine core about a model with this spec."""
         settings = self.settings
         info = PoolingInfo(
             embedding_size=self.embedding_size,

@@ -59,7 +59,7 @@ class PoolingModelConfig:
 
     @property
     def max_length(self) -> int | None:
-        """The longest prompt unless the operator says otherwise; None: the model's context."""
+        """Maximum prompt length by default; None: the model's context."""
         return self.files.max_seq_length
 
     @property
@@ -118,7 +118,7 @@ def _check_generates(architecture: str, config: EngineConfig) -> None:
 
 
 def _default_convert(architecture: str, files: SentenceFiles) -> str | None:
-    """What the architecture is by itself: "embed", "classify" or None for generation."""
+    """The architecture's default task: "embed", "classify" or None for generation."""
     if architecture.endswith((_SEQUENCE, _TOKEN)):
         return "classify"
     bare = architecture.endswith("Model") and not architecture.endswith("LMHeadModel")
@@ -218,7 +218,7 @@ def _labels(raw: dict[str, Any]) -> tuple[str, ...]:
 
 
 def _activation(raw: dict[str, Any], num_labels: int) -> str:
-    """As sentence-transformers' cross-encoders say, else by `problem_type`, else by the labels."""
+    """As in sentence-transformers' cross-encoders, else by `problem_type`, else by the labels."""
     named = (raw.get("sentence_transformers") or {}).get("activation_fn") or raw.get(
         "sbert_ce_default_activation_function"
     )

@@ -105,7 +105,7 @@ def _modules(path: Path) -> list[dict[str, Any]]:
 def _with_settings(
     folder: Path, pooling_type: str, normalize: bool, dense: tuple[DenseModule, ...]
 ) -> SentenceFiles:
-    """What sentence_bert_config.json and config_sentence_transformers.json add."""
+    """Settings from sentence_bert_config.json and config_sentence_transformers.json."""
     config_path = folder / "config_sentence_transformers.json"
     config = read_object(config_path)
     if config.get("truncate_dim") is not None:
@@ -126,7 +126,7 @@ def _with_settings(
 
 
 def _max_seq_length(folder: Path) -> int | None:
-    """Longest prompt in tokens. Since 5.4 the tokenizer's settings say it, or a huge number."""
+    """Maximum prompt length in tokens. Since 5.4 it is in the tokenizer's settings, or huge."""
     path, name = folder / "sentence_bert_config.json", "max_seq_length"
     value = read_object(path).get(name)
     if value is None:

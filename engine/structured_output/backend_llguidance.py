@@ -191,7 +191,7 @@ def _names(part: dict[str, Any]) -> list[str]:
 
 
 def _keys_of(part: dict[str, Any]) -> dict[str, Any]:
-    """Which keys a schema takes, whatever their values are."""
+    """The keys that a schema allows, whatever their values are."""
     patterns, properties = part.get("patternProperties"), part.get("properties")
     return {
         "patternProperties": {

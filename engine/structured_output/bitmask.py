@@ -1,4 +1,4 @@
-"""Which tokens may come next, a bit a token: computed beside the forward pass if they take long."""
+"""Bitmasks of allowed next tokens; computed during the forward pass if they take long."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from engine.scheduler.plan import GrammarOutput
 from engine.structured_output.backend_llguidance import short
 from engine.structured_output.grammar import GrammarState, GrammarVocabulary
 
-#: Threads that fill a batch's rows. The forward pass wants the cores, too.
+#: Threads that fill a batch's rows. The forward pass needs cores, too.
 MAX_THREADS = 8
-#: Masks that take less than this are made where they are asked for: waking a thread costs more.
+#: Seconds below which masks are computed synchronously: waking a thread costs more.
 INLINE_BUDGET_S = 150e-6
 #: How much of what a row once took is still expected of one a step later.
 _MEMORY = 0.95
@@ -26,7 +26,7 @@ _MEMORY = 0.95
 
 @dataclass(slots=True)
 class BitmaskRow:
-    """A place of a step that gets a token: a sequence's newest one, or a draft behind it."""
+    """A row of a step that gets a token: a sequence's newest token, or a draft after it."""
 
     seq_id: int
     state: GrammarState
@@ -51,12 +51,14 @@ class BitmaskBuilder:
         self._last: Future[GrammarOutput] | None = None
 
     def begin(self, step: int, rows: list[BitmaskRow]) -> Future[GrammarOutput]:
-        """Start on the masks of a step. The rows' states mustn't move before they are there."""
+        """Start computing a step's masks. The rows' states mustn't change before they are
+        complete.
+        """
         if len(rows) * self._row_s < INLINE_BUDGET_S and (self._last is None or self._last.done()):
             future: Future[GrammarOutput] = Future()
             try:
                 future.set_result(self._make(step, rows))
-            except Exception as error:  # as from the thread: whoever waits is told
+            except Exception as error:  # as from the thread: passed on to the waiting caller
                 future.set_exception(error)
             return future
         self._last = self._thread.submit(self._make, step, rows)
@@ -99,7 +101,9 @@ class BitmaskBuilder:
 
     @staticmethod
     def _follows(state: GrammarState) -> bool:
-        """Whether the grammar says what may come next: the reasoning is over, or may not begin."""
+        """Whether the grammar restricts the next token: the reasoning is over, or must not
+        begin.
+        """
         if state.matcher is None or state.thinking is None:
             return state.matcher is not None
         first = state.phase is ReasoningPhase.START and state.thinking.forced_token is None
@@ -176,7 +180,7 @@ class BitmaskBuilder:
     def _add_thinking(
         self, state: GrammarState, row: NDArray[np.int32], eos: NDArray[np.int32]
     ) -> None:
-        """What the reasoning adds to a row: its own beginning and end, and no EOS within."""
+        """Apply the reasoning to a row: allow its start and its forced end, forbid EOS within."""
         thinking = state.thinking
         if thinking is None or thinking.phase is ReasoningPhase.PAST:
             return

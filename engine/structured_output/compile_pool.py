@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from llguidance import LLTokenizer
 
 
-#: What becomes of a grammar: itself, why it's bad, or a failure that is none of its own.
+#: Result of a compilation: the grammar, why it is invalid, or an unrelated failure.
 CompileResult = CompiledGrammar | str | QuireError
 #: Grammars of one tenant that wait; more are refused with 429.
 MAX_PENDING_PER_TENANT = 256
@@ -59,7 +59,7 @@ class CompileJob:
 
     @property
     def key(self) -> tuple[bytes, bytes]:
-        """What it shares with jobs that are the same."""
+        """Key that identical jobs share."""
         return self.vocabulary.key, self.spec.key
 
 
@@ -107,7 +107,7 @@ class CompileQueue:
             return job
 
     def leave(self, job: CompileJob) -> None:
-        """A request no longer wants its grammar."""
+        """Cancel a request's wait for its grammar."""
         with self._changed:
             job.num_waiters -= 1
             if job.num_waiters or job.charged_to is not None or job.outcome is not None:
@@ -177,7 +177,7 @@ START_TIMEOUT_S = 60.0
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What one compilation may take: wall-clock seconds, and bytes of memory."""
+    """Limits of one compilation: wall-clock seconds, and bytes of memory."""
 
     time_s: float = 10.0
     memory_bytes: int = 512 * 2**20

@@ -110,7 +110,7 @@ class GrammarState:
         if self.thinking is not None:
             token_ids = [token for token in token_ids if not self.thinking.advance(token)]
         if self.matcher is None or not token_ids or self.matcher.is_stopped():
-            # Complete; what may come after the end (EOS, with ignore_eos) says nothing.
+            # Complete; tokens after the end (EOS, with ignore_eos) don't matter.
             return
         if not self.matcher.consume_tokens(list(token_ids)):
             raise_error(self.matcher)
@@ -142,17 +142,17 @@ class GrammarState:
 
     @property
     def phase(self) -> ReasoningPhase:
-        """Where the sequence stands in its reasoning."""
+        """The sequence's state within its reasoning."""
         return ReasoningPhase.PAST if self.thinking is None else self.thinking.phase
 
     @property
     def is_idle(self) -> bool:
-        """Whether there is nothing left to do, whatever tokens come."""
+        """Whether nothing remains to be checked, whatever tokens follow."""
         return self.matcher is None and self.phase is ReasoningPhase.PAST
 
     @property
     def stop_token_ids(self) -> tuple[int, ...]:
-        """What ends an output under its grammar."""
+        """Tokens that end an output under its grammar."""
         return () if self.space is None else self.space.eos_token_ids
 
     @property

@@ -47,7 +47,7 @@ class StructuredOutputManager:
         self._compiler: CompilePool | None = None
         self._masks: BitmaskBuilder | None = None
         self._waiting: dict[str, tuple[Request, CompileJob]] = {}
-        #: Where sequences stand in their grammars, by sequence id; it survives a preemption.
+        #: State of each sequence's grammar, by sequence id; it survives a preemption.
         self.states: dict[int, GrammarState] = {}
         self._sequences: dict[int, Sequence] = {}
 
@@ -58,7 +58,7 @@ class StructuredOutputManager:
 
     @property
     def has_pending(self) -> bool:
-        """Whether `poll_ready` may bring something."""
+        """Whether `poll_ready` may return something."""
         return bool(self._waiting)
 
     def admit(self, request: Request) -> bool:
@@ -171,12 +171,12 @@ class StructuredOutputManager:
         return bool(self.states)
 
     def filter_drafts(self, sequence: Sequence, drafts: list[int]) -> list[int]:
-        """The first of a sequence's drafts, those that its grammar and its reasoning allow."""
+        """The first of a sequence's drafts that its grammar and its reasoning allow."""
         state = self.states.get(sequence.seq_id)
         return drafts if state is None else drafts[: len(state.accept_tokens(drafts))]
 
     def start_bitmask(self, plan: StepPlan) -> Future[GrammarOutput] | None:
-        """Start on the masks of a step that was scheduled; None when it needs none."""
+        """Start computing the bitmasks of a scheduled step; None if it needs none."""
         if not self.states:
             return None
         rows: list[BitmaskRow] = []

@@ -155,7 +155,7 @@ def source_of(request: Request) -> TokenizerSource:
 
 MAX_ENTRIES = 256
 MAX_BYTES = 256 * 2**20
-#: What an entry takes beside the grammar itself.
+#: Size of an entry in addition to the grammar itself.
 _ENTRY_BYTES = 4096
 
 

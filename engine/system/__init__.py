@@ -1,1 +1,1 @@
-"""What the engine asks of the machine and of Redis."""
+"""The engine's use of the operating system and of Redis."""

@@ -1,4 +1,4 @@
-"""`QUIRE_CACHE_DIR`: what is converted once for all processes of a host."""
+"""`QUIRE_CACHE_DIR`: converted data that all processes of a host share."""
 
 from __future__ import annotations
 

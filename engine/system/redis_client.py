@@ -60,7 +60,7 @@ def error_code_of(error: RedisError) -> str | None:
 
 
 def is_temporary(error: RedisError) -> bool:
-    """Whether to try again later: Redis is away, or says that it can't serve now."""
+    """Whether to retry later: Redis is unreachable, or reports that it can't serve now."""
     if isinstance(error, RedisConnectionError | RedisTimeoutError):
         return True
     return error_code_of(error) is not None
@@ -200,7 +200,7 @@ class _RedisProtocol(asyncio.Protocol):
         self._error: RedisError | None = None
 
     def use(self, writer: asyncio.StreamWriter) -> None:
-        """Take a connected socket over from whoever shook hands on it."""
+        """Take over a connected socket after its handshake."""
         transport: Any = writer.transport
         self._writer = writer  # which would close the socket when it's collected
         self._transport = transport
@@ -231,7 +231,7 @@ class _RedisProtocol(asyncio.Protocol):
                 future = pending.popleft()
                 if isinstance(reply, RedisError) and is_demoted_primary(reply):
                     self._leave()
-                if future.done():  # nobody waits any more
+                if future.done():  # cancelled meanwhile
                     continue
                 if isinstance(reply, RedisError):
                     future.set_exception(reply)
@@ -251,7 +251,7 @@ class _RedisProtocol(asyncio.Protocol):
         _fail(futures, reason)
 
     def _leave(self) -> None:
-        """Take no more commands; the link connects anew for the next."""
+        """Accept no more commands; the link reconnects for the next one."""
         if not self._is_lost and self._loop.time() - self._connected_at > _LEAVE_AFTER_S:
             self._is_lost = True
             self._on_lost(self)
@@ -325,7 +325,7 @@ _DRIVER = DriverInfo()
 
 
 class _FailoverConnection:
-    """Connects anew after the server was made a replica: the address may follow the primary."""
+    """Reconnects after the server became a replica: the address may lead to the new primary."""
 
     _is_demoted = False
 
@@ -438,7 +438,7 @@ def replica_client(url: str, *, timeout_s: float = REPLICA_TIMEOUT_S) -> redis.R
 
 
 def async_client(url: str) -> AsyncRedis:
-    """A client for what is asked a few times a second. It repeats no command by itself."""
+    """A client for a few commands per second. It doesn't retry commands by itself."""
     about: dict[str, Any] = dict(asynchronous.parse_url(url))
     about |= {"retry": Retry(NoBackoff(), 0), "connection_class": _kinds(url)[1]}
     about |= {"driver_info": _DRIVER}

@@ -59,7 +59,7 @@ class SharedStepRecord:
 
     @property
     def environment(self) -> dict[str, str]:
-        """What the replica must have in its environment; it must inherit `fd`, too."""
+        """The environment that the replica must have; it must inherit `fd`, too."""
         return {VARIABLE: str(self.fd)}
 
     def read(self) -> LastStep | None:
@@ -77,7 +77,7 @@ class SharedStepRecord:
         return LastStep(head[1:].rstrip(b"\0").decode(), request_ids)
 
     def read_fault(self) -> str:
-        """Why the replica ended by itself; "": it didn't say."""
+        """Why the replica stopped by itself; "": it gave no reason."""
         text = os.pread(self.fd, _FAULT_BYTES, _FAULT_START).rstrip(b"\0")
         return text.decode(errors="ignore")
 

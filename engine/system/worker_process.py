@@ -70,7 +70,7 @@ def open_worker_pipes() -> tuple[BinaryIO, BinaryIO]:
 
 
 def limit_memory(more_bytes: int) -> None:
-    """Allow the address space `more_bytes` on top of what it has now."""
+    """Limit the address space to its current size plus `more_bytes`."""
     limit = _statm(0) + more_bytes
     resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
 

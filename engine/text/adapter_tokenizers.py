@@ -1,4 +1,4 @@
-"""Tokenizers that adapters bring: a whole one, or tokens beside the model's."""
+"""Tokenizers of adapters: complete ones, or tokens in addition to the model's."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ _MAX_CACHED = 32
 MAX_ADDED_TOKENS = 1 << 16
 #: What names the special tokens.
 _SETTINGS_FILES = ("tokenizer_config.json", "special_tokens_map.json")
-#: What decides how text is read beside the tokens that are added.
+#: Parts that determine how text is tokenised, apart from the added tokens.
 _PARTS = ("normalizer", "pre_tokenizer", "model", "decoder")
 
 
@@ -208,7 +208,7 @@ def read_adapter_tokenizer(folder: Path, base: Tokenizer) -> Tokenizer:
 
 
 def _added_tokens(folder: Path) -> list[tuple[int, tokenizers.AddedToken]]:
-    """Of `added_tokens.json`: ids and texts. Special ones stand in `special_tokens_map.json`."""
+    """`added_tokens.json`: ids and texts. Special ones are listed in `special_tokens_map.json`."""
     path = folder / ADDED_TOKENS_FILE
     ids = read_object(path)
     if not all(type(token) is int and token >= 0 for token in ids.values()):

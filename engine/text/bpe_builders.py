@@ -38,7 +38,7 @@ class SentencePieceVocabulary:
 
 
 def sentencepiece_bpe(vocabulary: SentencePieceVocabulary) -> tokenizers.Tokenizer:
-    """SentencePiece's BPE: the scores of pieces say which pair is merged first."""
+    """SentencePiece's BPE: the scores of pieces determine which pair is merged first."""
     ids: dict[str, int] = {}
     for index, token in enumerate(vocabulary.tokens):
         ids.setdefault(token, index)

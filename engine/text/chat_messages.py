@@ -30,7 +30,7 @@ def without_surrogates(text: str) -> str:
 MAX_DEPTH = 100
 #: Names a message's reasoning goes by; templates read the first, gpt-oss's the second.
 REASONING_FIELDS = ("reasoning_content", "thinking", "reasoning")
-#: Values of `content_format`, and the forms of content that each stands for.
+#: Values of `content_format`, and the forms of content that they select.
 CONTENT_FORMATS: dict[str, frozenset[ContentForm] | None] = {
     "auto": None,
     "string": frozenset(("string",)),
@@ -154,7 +154,7 @@ def _prepare_call(call: Any, form: CallFormat) -> Any:
 
 
 def _arguments_object(arguments: Any) -> dict[str, Any]:
-    """Arguments as an object; what is none, or was cut off, stands in it under one name."""
+    """Arguments as an object; text that isn't one, or was cut off, is wrapped under one name."""
     value = arguments
     if isinstance(arguments, str):
         try:
@@ -169,7 +169,7 @@ def _arguments_object(arguments: Any) -> dict[str, Any]:
 
 
 def is_image(part: Any) -> bool:
-    """Whether a content part stands for a picture, under the name that templates know."""
+    """Whether a content part is a picture, by the names that templates use."""
     return isinstance(part, dict) and part.get("type") == "image"
 
 
@@ -231,7 +231,9 @@ class ControlTokens:
         return self.pattern.findall(text)
 
     def forbidden(self, role: str | None) -> re.Pattern[str]:
-        """What must stay text in a message of this role; None: outside messages."""
+        """Control tokens that must stay plain text in a message of this role; None: outside
+        messages.
+        """
         return self._special if role is None or role in _TRUSTED_ROLES else self.pattern
 
     def initials(self, role: str | None) -> re.Pattern[str]:
@@ -315,7 +317,7 @@ def strings_in(value: Any) -> Iterator[str]:
             yield from strings_in(item)
 
 
-#: Names that `render_chat` gives a meaning of its own.
+#: Names that `render_chat` defines itself.
 RESERVED_VARIABLES = frozenset(
     {
         "messages",

@@ -245,7 +245,7 @@ def _chat(
     content_format: str,
     kwargs: dict[str, Any],
 ) -> _Chat:
-    """Check the arguments and bring them into the form the template sees."""
+    """Check the arguments and convert them to the form that the template sees."""
     if continue_final_message and add_generation_prompt:
         raise InvalidRequest(
             "continue_final_message and add_generation_prompt can't be used together.",

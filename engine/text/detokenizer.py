@@ -53,7 +53,7 @@ class WindowedDetokenizer:
         return self._advance(text) if text else ""
 
     def _new_text(self) -> str:
-        """What the tokens after the read mark add to those before it."""
+        """The text that the tokens after the read mark add."""
         previous = self._decode(self._window[: self._read])
         return self._decode(self._window)[len(previous) :]
 
@@ -127,7 +127,7 @@ class IncrementalDetokenizer:
             self._prime(prompt_token_ids)
 
     def _prime(self, prompt: Sequence[int]) -> None:
-        """Read the prompt's end, so that the output goes on where the prompt stops."""
+        """Read the prompt's end, so that the output continues where the prompt stops."""
         tail: list[int] = []
         for token in reversed(prompt):
             if token not in self._skipped:
@@ -156,7 +156,7 @@ class IncrementalDetokenizer:
         return self._decode(data)
 
     def flush(self) -> str:
-        """What is left at the end: U+FFFD for an unfinished character, else ""."""
+        """The remaining text at the end: U+FFFD for an incomplete character, else ""."""
         if self._window is not None:
             return self._window.flush()
         return self._decode(b"", final=True)

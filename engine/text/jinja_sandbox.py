@@ -33,9 +33,9 @@ from engine.contract.errors import InvalidRequest
 MAX_TEMPLATE_CHARS = 512 * 1024
 CACHED_TEMPLATES = 64
 MAX_RENDERED_CHARS = 16 * 1024 * 1024
-#: Of a whole number: Python writes out ones of 4,300 digits at most.
+#: Maximum digits of an integer: Python converts at most 4,300 digits.
 _MAX_BITS = 4096
-#: What an element of a list weighs besides, in characters.
+#: Additional weight of a list's element, in characters.
 _OF_ELEMENT = 8
 #: What JSON is indented by, and put between its values.
 _MAX_INDENT = 32
@@ -55,7 +55,7 @@ class TemplateLimit(InvalidRequest):
 
 @dataclass(frozen=True, slots=True)
 class RenderLimits:
-    """Of one rendering. `seconds`: looked at between steps."""
+    """Limits of one rendering. `seconds`: checked between steps."""
 
     steps: int = 2_000_000
     seconds: float = 60.0
@@ -66,7 +66,7 @@ DEFAULT_LIMITS = RenderLimits()
 
 
 class _Budget(threading.local):
-    """What the rendering in this thread has left."""
+    """The remaining limits of the rendering in this thread."""
 
     steps = 0
     deadline = 0.0
@@ -77,7 +77,7 @@ _budget = _Budget()
 
 @contextmanager
 def budget(limits: RenderLimits) -> Iterator[None]:
-    """Steps and time for what is rendered inside, in this thread."""
+    """Limit the steps and time of renderings within this context, in this thread."""
     _budget.steps = limits.steps
     _budget.deadline = time.monotonic() + limits.seconds
     yield
@@ -261,7 +261,7 @@ def bounded_filters(library: dict[str, Callable[..., Any]]) -> dict[str, Callabl
 
 
 def _of_weighed(filter_: Callable[..., Any]) -> Callable[..., Any]:
-    """A filter that makes a text of what it's given."""
+    """A filter that converts its argument to text."""
 
     def bounded(value: Any, *args: Any, **kwargs: Any) -> Any:
         return filter_(check_size(value), *args, **kwargs)
@@ -416,7 +416,7 @@ class ChatTemplate:
             raise
         except jinja2.TemplateError as error:
             raise InvalidRequest(str(error.message or error), param="messages") from error
-        except Exception as error:  # a template is a program: whatever it raises is the request's
+        except Exception as error:  # a template is a program: all of its errors are the request's
             raise InvalidRequest(
                 f"The chat template failed: {type(error).__name__}: {error}", param="messages"
             ) from error

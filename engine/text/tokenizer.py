@@ -151,7 +151,7 @@ class Tokenizer:
         self.control_tokens = self.special_tokens | self._template_tokens()
 
     def with_chat_template(self, source: str) -> Tokenizer:
-        """The same with this chat template in the place of all of the folder's."""
+        """The same with this chat template instead of all of the folder's."""
         return Tokenizer(self._backend, replace(self.settings, chat_templates={"default": source}))
 
     def with_tokens(self, tokens: Sequence[tuple[int, tokenizers.AddedToken]]) -> Tokenizer:
@@ -384,7 +384,7 @@ class Tokenizer:
 
     @property
     def added_tokens(self) -> dict[int, str]:
-        """Tokens beside the model's own vocabulary, special or not, by id."""
+        """Tokens in addition to the model's own vocabulary, special or not, by id."""
         return self._added
 
     def added_token(self, text: str) -> AddedEntry:

@@ -76,7 +76,7 @@ def load_backend(folder: Path, settings: TokenizerSettings) -> tokenizers.Tokeni
         backend = tokenizers.Tokenizer.from_str(text)
         _check_ids(backend, path)
         backend = add_special_tokens(backend, settings)
-        backend.encode("")  # looks up what is put around every text
+        backend.encode("")  # looks up the tokens that are put around every text
         backend.decode([])  # a decoder that strips a text's end panics without one
         return backend
 
@@ -148,7 +148,7 @@ def too_many_tokens_error(count: int) -> ContextLengthExceeded:
 
 
 def exceeds_limit_error(limit: int, *, of_context: bool) -> ContextLengthExceeded:
-    """The error for a text of over `limit` tokens, of which nobody counted all."""
+    """The error for a text of over `limit` tokens, whose exact number isn't known."""
     which = f"the model's context is {limit} tokens" if of_context else f"{limit} are the most"
     return ContextLengthExceeded(
         f"There are more than {limit} tokens in the prompt; {which}.", param="prompt"

@@ -21,12 +21,12 @@ from engine.contract.sampling_params import SamplingParams
 
 #: A text file of a model; the largest tokenizers have some 40 million.
 _MAX_BYTES = 1 << 28
-#: Characters of somebody else's text that a message shows.
+#: Maximum number of characters of untrusted text in a message.
 _MAX_MESSAGE_CHARS = 500
 
 
 def truncate_for_message(value: object) -> str:
-    """`value` as text for a message, whatever it holds: cut, without lone surrogates."""
+    """`value` as text for a message, whatever it is: shortened, without lone surrogates."""
     text = str(value).encode("utf-8", "backslashreplace").decode()
     return text if len(text) <= _MAX_MESSAGE_CHARS else f"{text[:_MAX_MESSAGE_CHARS]}..."
 
@@ -92,7 +92,7 @@ def eos_ids(generation: dict[str, Any], further: Iterable[int | None], vocab: in
 
 
 def sampling_defaults(generation: dict[str, Any]) -> dict[str, Any]:
-    """Sampling fields for requests that don't bring their own; values out of range are left out."""
+    """Default sampling fields of requests; values out of range are omitted."""
     defaults: dict[str, Any] = {}
     for name in SAMPLING_DEFAULTS:
         value = generation.get(name)
@@ -148,7 +148,7 @@ def read_settings(folder: Path) -> TokenizerSettings:
     try:
         _read_added_tokens(settings, config)
         if not settings.added_tokens:
-            # An old folder: the map beside the config says which tokens are special.
+            # An old folder: the special tokens map next to the config lists special tokens.
             config = config | read_object(folder / "special_tokens_map.json")
         _read_special_tokens(settings, config)
         image_token = read_object(folder / PROCESSOR_FILE).get("image_token")

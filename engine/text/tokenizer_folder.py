@@ -1,4 +1,4 @@
-"""Where a model's tokenizer files are, in the form that gateways read."""
+"""Locates a model's tokenizer files, in the form that gateways read."""
 
 from __future__ import annotations
 

@@ -49,7 +49,7 @@ class ByteDecoder:
     strip_first: str = ""
 
     def to_bytes(self, piece: str) -> bytes:
-        """The bytes a piece stands for, anywhere but at the text's start."""
+        """The bytes of a piece, anywhere but at the start of the text."""
         if self.byte_level:
             try:
                 return bytes([_ALPHABET[char] for char in piece])

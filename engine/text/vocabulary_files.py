@@ -217,7 +217,7 @@ def _text(token: Any) -> str | None:
 
 
 def _add_frame(backend: tokenizers.Tokenizer, prefix: list[str], suffix: list[str]) -> None:
-    """Put tokens around each text, those that the vocabulary has."""
+    """Add special tokens around each text, as far as the vocabulary has them."""
     ids = {token: backend.token_to_id(token) for token in (*prefix, *suffix)}
     prefix = [token for token in prefix if ids[token] is not None]
     suffix = [token for token in suffix if ids[token] is not None]

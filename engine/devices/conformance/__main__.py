@@ -28,7 +28,7 @@ class Outcome:
 
 
 def run_check(check: Check, bench: Bench) -> Outcome:
-    """Run one check, whatever the device raises."""
+    """Run one check, catching everything that the device raises."""
     started = time.perf_counter()
     try:
         status, detail = "passed", check.run(bench) or ""
@@ -36,7 +36,7 @@ def run_check(check: Check, bench: Bench) -> Outcome:
         status, detail = "failed", str(error)
     except (ConfigError, InvalidRequest) as error:
         status, detail = "refused", error.message
-    except Exception as error:  # whatever a package's methods run into
+    except Exception as error:  # a package's methods may raise anything
         status, detail = (
             "failed",
             f"{type(error).__name__}: {error}{_raised_in(error.__cause__ or error)}",

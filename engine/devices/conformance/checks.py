@@ -69,7 +69,7 @@ class Bench:
         return self._models[family]
 
     def expected(self, family: str) -> list[list[int]]:
-        """What `transformers` answers to `prompts()`."""
+        """The output of `transformers` for `prompts()`."""
         if family not in self._expected:
             model = self.model(family)
             self._expected[family] = [model.greedy(prompt, OUTPUT) for prompt in prompts()]
@@ -89,7 +89,7 @@ class Bench:
 
 
 def tokens(llm: LLM, asked: list[list[int]], params: Any = GREEDY, **more: Any) -> list[list[int]]:
-    """What an engine answers."""
+    """The output of an engine."""
     outputs = llm.generate(asked, params, use_tqdm=False, **more)
     return [list(output.outputs[0].token_ids) for output in outputs]
 

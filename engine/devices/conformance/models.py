@@ -1,4 +1,4 @@
-"""Tiny random models of several architectures, and what `transformers` says with their weights."""
+"""Tiny random models of several architectures, and the outputs of `transformers` for them."""
 
 from __future__ import annotations
 
