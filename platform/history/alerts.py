@@ -62,7 +62,7 @@ Finding = tuple[str, str]
 
 
 def failed_replicas() -> Iterator[Finding]:
-    """Yield failed replicas of loaded models."""
+    """Failed replicas of loaded models."""
     failed = _replicas_of_loaded_models().filter(
         exits_last_hour__lt=MIN_EXITS, state=ReplicaState.FAILED
     )
@@ -72,7 +72,7 @@ def failed_replicas() -> Iterator[Finding]:
 
 
 def crash_loops() -> Iterator[Finding]:
-    """Yield replicas of loaded models that exited unexpectedly several times within an hour."""
+    """Replicas of loaded models that exited unexpectedly several times within an hour."""
     for row in _replicas_of_loaded_models().filter(exits_last_hour__gte=MIN_EXITS):
         reason = " ".join(row.last_exit.split())[:300]
         text = f"{row.served_model.name}: {row.replica_id} ended {row.exits_last_hour} times"
@@ -86,7 +86,7 @@ def _replicas_of_loaded_models() -> QuerySet[Replica]:
 
 
 def error_rate() -> Iterator[Finding]:
-    """Yield models with a high share of failed requests."""
+    """Models with a high share of failed requests."""
     for model, entries in _recent_requests().items():
         failed = sum(entry.status >= 500 for entry in entries)
         if len(entries) >= MIN_REQUESTS and failed >= ERROR_SHARE * len(entries):
@@ -95,7 +95,7 @@ def error_rate() -> Iterator[Finding]:
 
 
 def slow_first_tokens() -> Iterator[Finding]:
-    """Yield models whose time to first token is much longer than the day before."""
+    """Models whose time to first token is much longer than the day before."""
     now = timezone.now()
     previous_day_requests = RequestEntry.objects.filter(
         started_at__gte=now - timedelta(days=1), started_at__lt=now - RECENT
@@ -115,7 +115,7 @@ def slow_first_tokens() -> Iterator[Finding]:
 
 
 def long_queues() -> Iterator[Finding]:
-    """Yield models with many more waiting than running requests."""
+    """Models with many more waiting than running requests."""
     since = (timezone.now() - RECENT).timestamp()
     rows = PoolSample.objects.filter(width=60, start__gte=since)
     pools: dict[str, list[PoolSample]] = {}
@@ -130,7 +130,7 @@ def long_queues() -> Iterator[Finding]:
 
 
 def full_disk() -> Iterator[Finding]:
-    """Yield the data dir if little of its disk is free."""
+    """The data dir's disk, if little of it is free."""
     usage = shutil.disk_usage(settings.DATA_DIR)
     if usage.free < MIN_FREE_SHARE * usage.total:
         free = f"{usage.free >> 20} MB ({100 * usage.free / usage.total:.1f} %)"
@@ -138,7 +138,7 @@ def full_disk() -> Iterator[Finding]:
 
 
 def expiring_keys() -> Iterator[Finding]:
-    """Yield API keys in use that expire soon, except keys created for less than a week."""
+    """API keys in use that expire soon, except keys created for less than a week."""
     now = timezone.now()
     keys = ApiKey.objects.filter(
         revoked_at=None,
@@ -153,7 +153,7 @@ def expiring_keys() -> Iterator[Finding]:
 
 
 def expiring_certificates() -> Iterator[Finding]:
-    """Yield certificates of gateways and of the proxy that expire soon or have expired."""
+    """Certificates of gateways and of the proxy that expire soon or have expired."""
     now = timezone.now()
     for certificate in served_certificates():
         notice = min(CERTIFICATE_EXPIRES_WITHIN, certificate.lifetime / 3)
@@ -163,6 +163,7 @@ def expiring_certificates() -> Iterator[Finding]:
             yield certificate.name, f"The certificate of {certificate.name} {text}."
 
 
+#: Name -> rule. The alerts page shows the rule's docstring.
 RULES: dict[str, Callable[[], Iterator[Finding]]] = {
     "replica failed": failed_replicas,
     "crash loop": crash_loops,
