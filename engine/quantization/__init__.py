@@ -1,1 +1,1 @@
-"""Weights in few bits: which layers get them, and how they reach the kernels."""
+"""Quantized weights: which layers are quantized, and how weights are converted for the kernels."""

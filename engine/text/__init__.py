@@ -1,4 +1,4 @@
-"""Text in and out: tokenizers, chat templates, streamed text, stop strings. Torch-free."""
+"""Text input and output: tokenizers, chat templates, detokenization, stop strings. Torch-free."""
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
@@ -17,7 +17,7 @@ __all__ = [
     "render_chat",
     "render_chat_text",
 ]
-#: Where they are. Each command reads files of models through this package, few need a template.
+#: Modules of the names, imported lazily: all commands read model files, but few need templates.
 _LATER = {
     "engine.text.chat_template": ("render_chat", "render_chat_text"),
     "engine.text.detokenizer": ("IncrementalDetokenizer",),

@@ -1,4 +1,4 @@
-"""Tokenizers of adapters: complete ones, or tokens in addition to the model's."""
+"""Tokenizers of adapters: complete ones, or tokens added to the model's."""
 
 from __future__ import annotations
 
@@ -26,23 +26,23 @@ from engine.text.tokenizer import Tokenizer, load_tokenizer
 from engine.text.tokenizer_backend import load_backend
 from engine.text.tokenizer_files import read_object
 
-# Libraries write the tokenizers that they have loaded in different ways: with settings that a
-# component doesn't use, a single step as a sequence of one, nothing as an empty string.
+# Libraries serialize a loaded tokenizer in different ways: with settings that a component ignores,
+# with a single step as a sequence, with "" for nothing.
 
 
-#: Settings that say nothing, by the part and its type: offsets are a post-processor's, and a
-#: decoder of bytes splits no text.
+#: Settings without effect, by part and type: offsets concern post-processors, and a byte decoder
+#: splits no text.
 _IDLE = {
     ("pre_tokenizer", "ByteLevel"): ("trim_offsets",),
     ("decoder", "ByteLevel"): ("add_prefix_space", "trim_offsets", "use_regex"),
 }
-#: Of a model by merges: none, nothing and never are the same.
+#: Settings of a BPE model for which these values mean the same as none.
 _EMPTY = {"continuing_subword_prefix": "", "end_of_word_suffix": "", "dropout": 0.0}
 
 
 def canonical_form(part: str, written: Any) -> Any:
-    """The same for all ways to write down a normalizer, pre_tokenizer, model or decoder that does
-    the same; `part`: which of them.
+    """Return the same value for all serializations of a normalizer, pre_tokenizer, model or decoder
+    with the same effect; `part`: which of these it is.
     """
     steps = list(_steps(part, written))
     if len(steps) < 2:
@@ -51,7 +51,7 @@ def canonical_form(part: str, written: Any) -> Any:
 
 
 def _steps(part: str, written: Any) -> Iterator[Any]:
-    """One after the other, none of them a sequence."""
+    """Yield the steps of a part, with nested sequences flattened."""
     if not isinstance(written, Mapping):
         yield from () if written is None else (written,)
     elif written.get("type") == "Sequence":
@@ -65,28 +65,28 @@ def _steps(part: str, written: Any) -> Iterator[Any]:
         yield used
 
 
-#: Tokenizers that are kept, each of which takes megabytes.
+#: Maximum number of cached tokenizers, each of which takes megabytes.
 _MAX_CACHED = 32
-#: Tokens that an adapter may add to the model's on a server.
+#: Maximum number of tokens that an adapter may add on a server.
 MAX_ADDED_TOKENS = 1 << 16
-#: What names the special tokens.
+#: File that names the special tokens.
 _SETTINGS_FILES = ("tokenizer_config.json", "special_tokens_map.json")
-#: Parts that determine how text is tokenised, apart from the added tokens.
+#: Parts that determine tokenization, besides the added tokens.
 _PARTS = ("normalizer", "pre_tokenizer", "model", "decoder")
 
 
 class AdapterTokenizers:
-    """The tokenizers of a model's adapters, by their content. Any thread may ask."""
+    """The tokenizers of a model's adapters by their content. Thread-safe."""
 
     def __init__(self) -> None:
-        #: By digest: an adapter's, and the model's in the place of which it is.
+        #: By digest: the adapter's tokenizer, and the model's that it replaces.
         self._cached: OrderedDict[str, tuple[Tokenizer, Tokenizer]] = OrderedDict()
         self._lock = threading.Lock()
 
     def get(self, adapter: AdapterRef | None, base: Tokenizer) -> Tokenizer:
-        """The adapter's own tokenizer, or the model's, `base`, where it brings none.
+        """Return the adapter's tokenizer, or the model's, `base`, if it has none.
 
-        Raises `InvalidRequest` for one that can't be read, or is of other content than was told.
+        Raises `InvalidRequest` for one that can't be read, or whose content has another digest.
         """
         if (tokenizer := self.get_cached(adapter, base)) is not None or adapter is None:
             return tokenizer or base
@@ -98,7 +98,7 @@ class AdapterTokenizers:
         return tokenizer
 
     def get_cached(self, adapter: AdapterRef | None, base: Tokenizer) -> Tokenizer | None:
-        """The same as far as no file has to be read for it; None where one has to."""
+        """Return the adapter's tokenizer if no file must be read for it; otherwise None."""
         if adapter is None or not adapter.tokenizer:
             return base
         with self._lock:
@@ -110,13 +110,13 @@ class AdapterTokenizers:
 
 
 def check_adapter_tokenizer(folder: Path, base: Tokenizer) -> str:
-    """Of a tokenizer that servers shall use for tenants: its digest; "" where it says what the
-    model's does, so that this one is used.
+    """Check a tokenizer that servers are to use for tenants. Return its digest; "" if it equals the
+    model's, which is then used.
 
-    It must read text as the model's does, but for tokens that are added: then a grammar for the
-    model's tokens holds for it, and no pattern of its own can run away with a server's time.
+    It must tokenize text as the model's does, except for added tokens. So a grammar for the model's
+    tokens stays valid, and no pattern from the adapter can take excessive time.
 
-    Raises `ModelLoadError`, which names the file, for one that can't be read or does otherwise.
+    Raises `ModelLoadError`, which names the file, for one that can't be read or differs otherwise.
     """
     for file in tokenizer_files(folder):
         max_bytes = MAX_TOKENIZER_BYTES if file.name == TOKENIZER_FILE else MAX_BESIDE_BYTES
@@ -148,7 +148,7 @@ def check_adapter_tokenizer(folder: Path, base: Tokenizer) -> str:
 
 
 def _by_file_name(folder: Path, base: Tokenizer) -> Tokenizer:
-    """The adapter's tokenizer. Errors name its files as the client knows them."""
+    """Read the adapter's tokenizer. Errors have file names without the server's path."""
     try:
         return read_adapter_tokenizer(folder, base)
     except ModelLoadError as error:
@@ -159,7 +159,7 @@ def _by_file_name(folder: Path, base: Tokenizer) -> Tokenizer:
 
 
 def _describe(tokenizer: Tokenizer, parts: Mapping[str, object]) -> tuple[object, ...]:
-    """All that prompts and texts depend on."""
+    """Return everything that affects prompts and texts."""
     settings = tokenizer.settings
     return (
         parts["added_tokens"],
@@ -190,8 +190,8 @@ def _checked(adapter: AdapterRef, base: Tokenizer) -> Tokenizer:
 
 
 def read_adapter_tokenizer(folder: Path, base: Tokenizer) -> Tokenizer:
-    """The tokenizer in an adapter's folder; what isn't in it, settings and chat templates, is the
-    model's.
+    """Read the tokenizer in an adapter's folder; settings and chat templates that the folder lacks
+    are the model's.
 
     Raises `ModelLoadError` for one that can't be read.
     """
@@ -208,7 +208,7 @@ def read_adapter_tokenizer(folder: Path, base: Tokenizer) -> Tokenizer:
 
 
 def _added_tokens(folder: Path) -> list[tuple[int, tokenizers.AddedToken]]:
-    """`added_tokens.json`: ids and texts. Special ones are listed in `special_tokens_map.json`."""
+    """Read `added_tokens.json`: ids and texts. `special_tokens_map.json` names special ones."""
     path = folder / ADDED_TOKENS_FILE
     ids = read_object(path)
     if not all(type(token) is int and token >= 0 for token in ids.values()):
@@ -221,7 +221,7 @@ def _added_tokens(folder: Path) -> list[tuple[int, tokenizers.AddedToken]]:
 
 
 def _texts(names: Mapping[str, object]) -> list[str]:
-    """The texts of a map of special tokens."""
+    """Return the texts in a map of special tokens."""
     texts: list[str] = []
     for value in names.values():
         for item in value if isinstance(value, list) else [value]:

@@ -1,4 +1,4 @@
-"""`tokenizers` objects from vocabularies that other libraries wrote."""
+"""Builds `tokenizers` objects from other libraries' vocabularies."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers
 from engine.contract.errors import ModelLoadError
 from engine.text.vocabulary import UNDERLINE, byte_level_token
 
-#: Kinds of SentencePiece's pieces.
+#: Types of SentencePiece's pieces.
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
 
-#: Looking for a token's merges takes the square of its length; tiktoken's longest has 128 bytes.
+#: Maximum bytes of a token, as merges take quadratic time; tiktoken's longest one has 128 bytes.
 _MAX_TOKEN_LENGTH = 1024
 
 
 @dataclass(frozen=True)
 class SentencePieceVocabulary:
-    """A vocabulary of SentencePiece's.
+    """A SentencePiece vocabulary.
 
     Attributes:
-        tokens, kinds, scores: one entry a token, by id.
-        unknown: the piece for what has no other; None: there is none.
+        tokens, kinds, scores: one entry per token, by id.
+        unknown: the piece for unknown text; None without one.
         byte_fallback: unknown characters become their bytes.
-        adds_prefix: a text begins with a space.
+        adds_prefix: a space is added before a text.
     """
 
     tokens: Sequence[str]
@@ -38,7 +38,7 @@ class SentencePieceVocabulary:
 
 
 def sentencepiece_bpe(vocabulary: SentencePieceVocabulary) -> tokenizers.Tokenizer:
-    """SentencePiece's BPE: the scores of pieces determine which pair is merged first."""
+    """Build SentencePiece's BPE, in which the scores of pieces determine the order of merges."""
     ids: dict[str, int] = {}
     for index, token in enumerate(vocabulary.tokens):
         ids.setdefault(token, index)
@@ -61,7 +61,7 @@ def sentencepiece_bpe(vocabulary: SentencePieceVocabulary) -> tokenizers.Tokeniz
 
 
 def sentencepiece_decoder(*, adds_prefix: bool) -> decoders.Decoder:
-    """Pieces to text: `▁` is a space, `<0xE2>` a byte."""
+    """Build the decoder from pieces to text: `▁` is a space, `<0xE2>` a byte."""
     steps = [decoders.Replace(UNDERLINE, " "), decoders.ByteFallback(), decoders.Fuse()]
     if adds_prefix:
         steps.append(decoders.Strip(content=" ", left=1))
@@ -79,7 +79,7 @@ def _check_length(token: str | bytes) -> None:
 def _scored_merges(
     vocabulary: SentencePieceVocabulary, ids: Mapping[str, int]
 ) -> list[tuple[str, str]]:
-    """Every way to put a piece together from two others, the best pieces first."""
+    """Return every way to join a piece from two others, the best pieces first."""
     ranked: list[tuple[float, int, int, str, str]] = []
     entries = zip(vocabulary.tokens, vocabulary.kinds, vocabulary.scores, strict=True)
     for token, kind, score in entries:
@@ -95,11 +95,11 @@ def _scored_merges(
 
 
 def ranked_bpe(ranks: Mapping[bytes, int], pattern: str) -> tokenizers.Tokenizer:
-    """tiktoken's BPE over bytes.
+    """Build tiktoken's BPE over bytes.
 
     Args:
-        ranks: token -> id; a pair with a smaller one is merged first.
-        pattern: a regex for the parts of a text that are encoded one by one.
+        ranks: token -> id; pairs with smaller ids are merged first.
+        pattern: regex for the parts of a text that are encoded separately.
     """
     merges: list[tuple[int, int, int, str, str]] = []
     for token, rank in ranks.items():

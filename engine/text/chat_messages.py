@@ -1,4 +1,4 @@
-"""Chat messages as a template may see them: plain JSON values, content in the form it reads."""
+"""Chat messages for templates: plain JSON values with content in the form that templates read."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 def without_surrogates(text: str) -> str:
-    """`text` with surrogate pairs joined and each lone surrogate replaced by U+FFFD."""
+    """Return `text` with surrogate pairs joined and lone surrogates replaced by U+FFFD."""
     if text.isascii() or _SURROGATE.search(text) is None:
         return text
     return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
 
 
 MAX_DEPTH = 100
-#: Names a message's reasoning goes by; templates read the first, gpt-oss's the second.
+#: Names of a message's reasoning; templates read the first, gpt-oss's the second.
 REASONING_FIELDS = ("reasoning_content", "thinking", "reasoning")
-#: Values of `content_format`, and the forms of content that they select.
+#: Values of `content_format`, and the forms of content that each allows.
 CONTENT_FORMATS: dict[str, frozenset[ContentForm] | None] = {
     "auto": None,
     "string": frozenset(("string",)),
@@ -39,10 +39,10 @@ CONTENT_FORMATS: dict[str, frozenset[ContentForm] | None] = {
 
 
 def copy_json_value(value: Any, param: str, depth: int = 0) -> Any:
-    """A deep copy made of exact JSON types, so that a template can't reach anything else.
+    """Return a deep copy of exact JSON types, so that a template can't access anything else.
 
     Raises:
-        InvalidRequest: some other type, or nested deeper than `MAX_DEPTH`.
+        InvalidRequest: the value has another type, or is nested deeper than `MAX_DEPTH`.
     """
     if depth > MAX_DEPTH:
         raise InvalidRequest(f"{param} is nested deeper than {MAX_DEPTH} levels.", param=param)
@@ -65,16 +65,16 @@ def copy_json_value(value: Any, param: str, depth: int = 0) -> Any:
 def prepare_messages(
     messages: Sequence[Any], template: str, content_format: str = "auto", image_mark: str = ""
 ) -> list[Message]:
-    """Messages as the template reads them: without absent (None) fields, content and the arguments
-    of calls in a form that it can read.
+    """Return messages as the template reads them: without absent (None) fields, and with content
+    and call arguments in a form that it supports.
 
-    `content_format`: "string" or "openai" (a list of parts) for every message; "auto" is what the
-    template can read.
-    `image_mark`: stands for each picture in content that becomes a string, before its text; "" if
-    the model has no token for pictures.
+    `content_format`: "string" or "openai" (a list of parts) for every message; "auto": the form
+    that the template reads.
+    `image_mark`: inserted for each image in content that becomes a string, before its text; "" if
+    the model has no image token.
 
     Raises:
-        InvalidRequest: none at all, one that's no object with a role, or content of a wrong type.
+        InvalidRequest: no messages, one that isn't an object with a role, or invalid content.
     """
     if not isinstance(messages, list | tuple) or not messages:
         raise InvalidRequest("messages must be a list of at least one message.", param="messages")
@@ -121,7 +121,7 @@ def _prepare(
 def _content(
     where: str, content: Any, forms: frozenset[ContentForm], image_mark: str
 ) -> str | list[Any]:
-    """Content in one of the forms; unchanged if it is in one of them."""
+    """Return content in one of the forms; unchanged if it already has one of them."""
     if isinstance(content, list):
         parts = [text_part(part) if isinstance(part, str) else part for part in content]
         if "parts" in forms:
@@ -141,7 +141,7 @@ def _content(
 
 
 def _prepare_call(call: Any, form: CallFormat) -> Any:
-    """A call with its arguments as the template reads them."""
+    """Return a call with its arguments in the form that the template reads."""
     if not isinstance(call, dict) or not isinstance(call.get("function"), dict):
         return call
     function = call["function"]
@@ -154,7 +154,7 @@ def _prepare_call(call: Any, form: CallFormat) -> Any:
 
 
 def _arguments_object(arguments: Any) -> dict[str, Any]:
-    """Arguments as an object; text that isn't one, or was cut off, is wrapped under one name."""
+    """Return arguments as an object; invalid or truncated JSON becomes the value of one field."""
     value = arguments
     if isinstance(arguments, str):
         try:
@@ -169,12 +169,12 @@ def _arguments_object(arguments: Any) -> dict[str, Any]:
 
 
 def is_image(part: Any) -> bool:
-    """Whether a content part is a picture, by the names that templates use."""
+    """Whether a content part is an image in a form that templates know."""
     return isinstance(part, dict) and part.get("type") == "image"
 
 
 def _part_text(where: str, part: Any) -> str:
-    """The text of a content part."""
+    """Return the text of a content part."""
     kind = part.get("type", "text") if isinstance(part, dict) else None
     if kind != "text":
         raise InvalidRequest(
@@ -187,22 +187,22 @@ def _part_text(where: str, part: Any) -> str:
     return text
 
 
-# Control tokens typed by a client stay text: nobody can forge a role by writing `<|im_start|>`.
+# Control tokens typed by a client stay text, so that nobody can forge a role with `<|im_start|>`.
 # Characters that begin a control token are replaced in the client's strings by stand-ins (code
-# points of a private-use plane that the strings don't contain), so a control token in the rendered
-# text was written by the template. Each stand-in replaces one character, so positions stay the same
-# and no template operation can cut one in half.
+# points of a private-use plane that the strings don't contain), so any control token in the
+# rendered text was written by the template. Each stand-in replaces one character, so offsets stay
+# the same and no template operation can split one.
 
 
-#: Where stand-ins are taken from (supplementary private use area B).
+#: Range of stand-ins (supplementary private use area B).
 _FIRST_STAND_IN = 0x100000
-#: Roles whose messages are the client's own words to the model, or the model's: in them only
-#: special tokens are text. A `<think>` or `<tool_call>` there is what the model itself reads.
+#: Roles whose messages are written by the client or the model: in these only special tokens are
+#: text. `<think>` or `<tool_call>` there are control tokens for the model.
 _TRUSTED_ROLES = frozenset(("assistant", "system", "developer"))
 
 
 def _alternatives(tokens: frozenset[str]) -> str:
-    """A regular expression for any of the tokens, the longest first; never matches when empty."""
+    """Return a regex for any of the tokens, longest first; without tokens it never matches."""
     return "|".join(map(re.escape, sorted(tokens, key=len, reverse=True))) or "(?!)"
 
 
@@ -211,7 +211,7 @@ class ControlTokens:
 
     Args:
         special: special tokens.
-        control: those and the added ones that the chat template writes.
+        control: special tokens, and added ones that the chat template writes.
     """
 
     def __init__(self, special: frozenset[str], control: frozenset[str]) -> None:
@@ -223,36 +223,34 @@ class ControlTokens:
         self._allowed = re.compile(f"(?P<allowed>{_alternatives(control - special)})|{initial}")
 
     def may_begin_in(self, value: Any) -> bool:
-        """Whether some string in `value` has a character that begins a control token."""
+        """Whether any string in `value` has a character that begins a control token."""
         return any(self._initial.search(text) for text in strings_in(value))
 
     def find(self, text: str) -> list[str]:
-        """The control tokens in `text`, from left to right."""
+        """Return the control tokens in `text`, from left to right."""
         return self.pattern.findall(text)
 
     def forbidden(self, role: str | None) -> re.Pattern[str]:
-        """Control tokens that must stay plain text in a message of this role; None: outside
-        messages.
-        """
+        """Return the tokens that must stay text in a message of this role; None: elsewhere."""
         return self._special if role is None or role in _TRUSTED_ROLES else self.pattern
 
     def initials(self, role: str | None) -> re.Pattern[str]:
-        """Every character that could begin a forbidden token; group `allowed` is left alone."""
+        """Match characters that may begin a forbidden token; group `allowed` stays unchanged."""
         return self._allowed if role is None or role in _TRUSTED_ROLES else self._initial
 
 
 def unused_chars(inputs: Any) -> Iterator[str]:
-    """Private-use characters that no string in `inputs` holds."""
+    """Yield private-use characters that no string in `inputs` contains."""
     used = {char for text in strings_in(inputs) if not text.isascii() for char in text}
     return (char for char in map(chr, range(_FIRST_STAND_IN, 0x110000)) if char not in used)
 
 
 class ControlTokenMask:
-    """Stand-ins for one request's strings.
+    """The stand-ins of one request.
 
     Args:
         tokens: the tokenizer's control tokens.
-        inputs: everything of the client's that the template sees.
+        inputs: all client input that the template receives.
     """
 
     def __init__(self, tokens: ControlTokens, inputs: Any) -> None:
@@ -261,14 +259,14 @@ class ControlTokenMask:
         self._original = str.maketrans({new: old for old, new in self._stand_in.items()})
 
     def tokens(self, text: str, role: str | None) -> str:
-        """`text` with the first character of each forbidden token masked."""
+        """Return `text` with the first character of each forbidden token masked."""
         pattern = self._tokens.forbidden(role)
-        while pattern.search(text):  # again for a token that overlapped a masked one
+        while pattern.search(text):  # repeated for tokens that overlap a masked one
             text = pattern.sub(lambda match: self._stand_in[match[0][0]] + match[0][1:], text)
         return text
 
     def initials(self, text: str, role: str | None) -> str:
-        """`text` with every character masked that could begin a forbidden token."""
+        """Return `text` with every character masked that may begin a forbidden token."""
         pattern = self._tokens.initials(role)
 
         def mask(match: re.Match[str]) -> str:
@@ -278,18 +276,18 @@ class ControlTokenMask:
         return pattern.sub(mask, text)
 
     def unescape(self, text: str) -> str:
-        """`text` with stand-ins that a template escaped as JSON (`\\udbc0...`) as characters."""
+        """Decode stand-ins that a template has escaped as JSON (`\\udbc0...`)."""
         for stand_in in self._stand_in.values():
             text = text.replace(json.dumps(stand_in)[1:-1], stand_in)
         return text
 
     def restore(self, text: str) -> str:
-        """`text` with the original characters, each where its stand-in was."""
+        """Return `text` with stand-ins replaced by the original characters."""
         return text.translate(self._original)
 
 
 def mask_strings(value: Any, mask: Any, role: str | None = None) -> Any:
-    """`value` with `mask(text, role)` for every string in it, keys of objects included."""
+    """Apply `mask(text, role)` to every string in `value`, including keys of objects."""
     if isinstance(value, str):
         return mask(value, role)
     if isinstance(value, list):
@@ -300,12 +298,12 @@ def mask_strings(value: Any, mask: Any, role: str | None = None) -> Any:
 
 
 def mask_messages(messages: list[Message], mask: Any) -> list[Message]:
-    """Messages with every string masked by its message's role."""
+    """Return messages with every string masked by its message's role."""
     return [mask_strings(message, mask, message["role"]) for message in messages]
 
 
 def strings_in(value: Any) -> Iterator[str]:
-    """Every string in a JSON value, keys of objects included."""
+    """Yield every string in a JSON value, including keys of objects."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, list):
@@ -317,7 +315,7 @@ def strings_in(value: Any) -> Iterator[str]:
             yield from strings_in(item)
 
 
-#: Names that `render_chat` defines itself.
+#: Variables that `render_chat` sets itself.
 RESERVED_VARIABLES = frozenset(
     {
         "messages",
@@ -334,7 +332,7 @@ RESERVED_VARIABLES = frozenset(
 
 
 def check_template_kwargs(names: Iterable[str]) -> None:
-    """Raise `InvalidRequest` for a name that no variable of a template may have."""
+    """Raise `InvalidRequest` for an invalid name of a template variable."""
     for name in names:
         if name == "chat_template":
             raise InvalidRequest(

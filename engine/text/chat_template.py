@@ -1,4 +1,4 @@
-"""`render_chat`: messages to the prompt's token ids through the model's chat template."""
+"""`render_chat`: renders messages to a prompt's token ids with the model's chat template."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ from engine.text.jinja_sandbox import DEFAULT_LIMITS, ChatTemplate, RenderLimits
 from engine.text.tokenizer import Tokenizer
 from engine.text.tokenizer_backend import exceeds_limit_error
 
-#: Marks the end of the final message; what a template writes after it is cut off. The space shows
-#: whether the template trims messages.
+#: Marks the end of the final message, where the rendered text is cut. The space shows whether the
+#: template trims messages.
 TAG = "CONTINUE_FINAL_MESSAGE_TAG "
 _PARAM = "continue_final_message"
 
@@ -33,10 +33,10 @@ _PARAM = "continue_final_message"
 def tag_final_message(
     messages: list[Message], field: str, source: str
 ) -> tuple[list[Message], str]:
-    """The messages with the last one's `field` tagged, and that field's text.
+    """Return the messages with the last one's `field` tagged, and that field's text.
 
     Raises:
-        InvalidRequest: the field isn't there, holds no text, or the template never reads it.
+        InvalidRequest: the field is missing or has no text, or the template doesn't read it.
     """
     final = dict(messages[-1])
     value = final.get(field)
@@ -64,7 +64,7 @@ def tag_final_message(
 
 
 def cut_at_tag(rendered: str, final_text: str) -> str:
-    """The rendered chat up to the end of the final message.
+    """Return the rendered chat up to the end of the final message.
 
     Raises:
         InvalidRequest: the template dropped or changed the final message.
@@ -76,20 +76,20 @@ def cut_at_tag(rendered: str, final_text: str) -> str:
         )
     index = rendered.rindex(tag)
     prefix = rendered[:index]
-    # Without the tag's own space the template trimmed the message, so it ends without spaces.
+    # If the tag's space is missing, the template trims messages, so trailing spaces are dropped.
     return prefix if rendered.startswith(TAG, index) else prefix.rstrip()
 
 
 @dataclass(frozen=True, slots=True)
 class _Chat:
-    """One request's chat, checked and ready to render.
+    """One request's chat, validated and ready to render.
 
     Attributes:
-        inputs: all of the client's that the template sees besides the messages.
-        named_tokens: the tokenizer's own (`bos_token`, ...).
+        inputs: all client input for the template, except the messages.
+        named_tokens: the tokenizer's named tokens (`bos_token`, ...).
         continued: the field of the final message to continue, or "".
-        image_mark, image_token: what stands for a picture in content that is a string, and the
-            token to replace it by. As a mark it isn't masked with the client's text around it.
+        image_mark, image_token: the mark for an image in content that is a string, and the token
+            that replaces it. Unlike the client's text around it, the mark isn't masked.
     """
 
     template: ChatTemplate
@@ -111,7 +111,7 @@ class _Chat:
         return text.replace(self.image_mark, self.image_token) if self.image_mark else text
 
     def masked(self, mask: Any) -> _Chat:
-        """The same chat with the client's strings masked."""
+        """Return the chat with the client's strings masked."""
         return replace(
             self,
             messages=mask_messages(self.messages, mask),
@@ -120,9 +120,9 @@ class _Chat:
 
 
 def read_template(source: str | None) -> str:
-    """The source of a chat template that is named by its file or given as it is; "" for none.
+    """Return a chat template's source, given as a file name or as source; "" for none.
 
-    Raises `ConfigError` for a file that can't be read, and for a source that is no template.
+    Raises `ConfigError` for a file that can't be read, and for an invalid template.
     """
     if not source:
         return ""
@@ -155,10 +155,10 @@ def render_chat_text(
     content_format: str = "auto",
     **kwargs: Any,
 ) -> str:
-    """The rendered chat as text. Arguments and errors are `render_chat`'s.
+    """Return the rendered chat as text. Arguments and errors are `render_chat`'s.
 
-    For showing only: in text, a control token that the template wrote and one that a user typed
-    look alike. `render_chat` keeps them apart.
+    For display only: in text, control tokens from the template and those typed by a user look the
+    same. `render_chat` distinguishes them.
     """
     return _chat(
         tokenizer,
@@ -188,28 +188,28 @@ def render_chat(
     max_tokens: int | None = None,
     **kwargs: Any,
 ) -> list[int]:
-    """Token ids of a chat, as the model's template lays it out.
+    """Return the token ids of a chat in the format of the model's template.
 
-    Control tokens in anything of the client's (content, names, tool results, tools, kwargs) are
-    encoded as ordinary characters. Where there are none, the ids are those of the rendered text.
+    Control tokens in client input (content, names, tool results, tools, kwargs) are encoded as
+    ordinary characters. If there are none, the ids are those of the rendered text.
 
     Args:
-        tokenizer: brings the template and the control tokens.
-        messages: objects with `role` and, mostly, `content`: a string or a list of parts.
-        tools, documents: JSON values that the template may write.
+        tokenizer: has the template and the control tokens.
+        messages: objects with `role` and usually `content`: a string or a list of parts.
+        tools, documents: JSON values for the template.
         add_generation_prompt: end with the header of an assistant's message.
-        continue_final_message: end inside the last message, so that the model goes on with it; a
+        continue_final_message: end inside the last message, so that the model continues it; a
             string names another field than `content` to continue.
         chat_template: the name of one of the folder's templates, or a Jinja source.
-        limits: what the template may spend.
-        content_format: how the template gets content: "string", "openai" (parts) or "auto".
-        most_tokens: over how many the chat is of no use; see `Tokenizer.encode`.
-        kwargs: further variables for the template.
+        limits: limits on the template's rendering.
+        content_format: form of content for the template: "string", "openai" (parts) or "auto".
+        max_tokens: maximum useful length of the chat; see `Tokenizer.encode`.
+        kwargs: additional variables for the template.
 
     Raises:
         TemplateLimit: the template takes too many steps, or too long.
-        InvalidRequest: messages that aren't such, a template that refuses (with its message), no
-            template at all.
+        InvalidRequest: invalid messages, a template that refuses (with its message), or no
+            template.
         ContextLengthExceeded: far more than `max_tokens`.
     """
     chat = _chat(
@@ -225,7 +225,7 @@ def render_chat(
         kwargs=kwargs,
     )
     control = _control_tokens(tokenizer)
-    # With the mark, which a template of parts leaves unused: masked text must not become a picture.
+    # Templates that read parts don't use the mark: masked text must not become an image.
     inputs = [chat.messages, chat.inputs, chat.image_mark]
     if not control.may_begin_in(inputs):
         return tokenizer.encode(chat.render(), add_special_tokens=False, max_tokens=max_tokens)
@@ -245,7 +245,7 @@ def _chat(
     content_format: str,
     kwargs: dict[str, Any],
 ) -> _Chat:
-    """Check the arguments and convert them to the form that the template sees."""
+    """Validate the arguments and convert them to the form that the template reads."""
     if continue_final_message and add_generation_prompt:
         raise InvalidRequest(
             "continue_final_message and add_generation_prompt can't be used together.",
@@ -275,14 +275,14 @@ def _chat(
 
 
 def _parts_of(messages: Sequence[Any]) -> Iterator[Any]:
-    """Parts of the messages' content."""
+    """Yield the parts of the messages' content."""
     for message in messages or ():
         content = message.get("content") if isinstance(message, dict) else None
         yield from content if isinstance(content, list) else ()
 
 
 def _template_source(tokenizer: Tokenizer, chosen: str | None, with_tools: bool) -> str:
-    """The Jinja source to use."""
+    """Return the Jinja source to use."""
     templates = tokenizer.settings.chat_templates
     if chosen is not None:
         return templates.get(chosen, chosen)
@@ -295,7 +295,7 @@ def _template_source(tokenizer: Tokenizer, chosen: str | None, with_tools: bool)
 
 
 def _control_tokens(tokenizer: Tokenizer) -> ControlTokens:
-    """The tokenizer's control tokens, compiled once."""
+    """Return the tokenizer's control tokens, compiled and cached."""
     compiled: ControlTokens | None = tokenizer.__dict__.get("_compiled_control_tokens")
     if compiled is None:
         compiled = ControlTokens(tokenizer.special_tokens, tokenizer.control_tokens)
@@ -310,13 +310,13 @@ def _encode_guarded(
     mask: ControlTokenMask,
     max_tokens: int | None,
 ) -> list[int]:
-    """Ids of a chat in which the client's strings may hold control tokens, or parts of them."""
+    """Return the ids of a chat whose client strings may contain (parts of) control tokens."""
     masked = chat.masked(mask.tokens)
     text = mask.unescape(masked.render())
     full = mask.unescape(chat.masked(mask.initials).render())
     if control.find(text) != control.find(full):
-        # Parts of a token in two strings joined up. Only now is every initial masked for good: it
-        # changes what the template's own tests (`'<b>' in content`) see.
+        # Parts of a token in two strings were joined. Masking every initial is the last resort,
+        # since it affects the template's own tests (`'<b>' in content`).
         text = full
     elif masked == chat:
         return tokenizer.encode(text, add_special_tokens=False, max_tokens=max_tokens)
@@ -330,7 +330,7 @@ def _encode_segments(
     text: str,
     max_tokens: int | None,
 ) -> list[int]:
-    """Ids of masked text: control tokens by id, what lies between them as plain characters."""
+    """Return the ids of masked text: control tokens by id, text between them as characters."""
     ids: list[int] = []
     position = 0
     for match in control.pattern.finditer(text):

@@ -1,4 +1,4 @@
-"""`IncrementalDetokenizer`: a stream of token ids to a stream of whole characters."""
+"""`IncrementalDetokenizer`: converts a stream of token ids into complete characters."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from collections.abc import Sequence
 from engine.text.tokenizer import Tokenizer
 
 REPLACEMENT = "\ufffd"
-#: Unfinished tokens that are waited for; a character has at most four bytes, so more than these
-#: can't all belong to one.
+#: Maximum number of tokens to wait for an incomplete character, which has at most four bytes: more
+#: tokens can't all belong to one.
 MAX_PENDING = 8
 CONTEXT_TOKENS = 6
 
 
 class WindowedDetokenizer:
-    """Decodes a short window of tokens before and after each push and returns the difference."""
+    """Decodes a short window of tokens before and after each push, and returns the difference."""
 
     def __init__(
         self,
@@ -36,7 +36,7 @@ class WindowedDetokenizer:
         return self._tokenizer.decode_window(ids, False)
 
     def push(self, ids: Sequence[int]) -> str:
-        """The text that these tokens complete."""
+        """Return the text that these tokens complete."""
         return "".join(map(self._push_one, ids))
 
     def _push_one(self, token: int) -> str:
@@ -53,18 +53,18 @@ class WindowedDetokenizer:
         return self._advance(text) if text else ""
 
     def _new_text(self) -> str:
-        """The text that the tokens after the read mark add."""
+        """Return the text that the tokens after the read mark add to those before it."""
         previous = self._decode(self._window[: self._read])
         return self._decode(self._window)[len(previous) :]
 
     def _advance(self, text: str) -> str:
-        """Mark the window as read and keep only its end as the next context."""
+        """Mark the window as read, and keep only its end as context."""
         self._shorten()
         return text
 
     def _shorten(self) -> None:
-        """Keep the window's end. It begins with a whole character: a decoder that gathers bytes
-        would take what is left of one for an error, and the characters behind it too.
+        """Keep the window's end. It must begin with a complete character: decoders that combine
+        bytes would replace the rest of one, and the characters after it, by U+FFFD.
         """
         start = max(0, len(self._window) - CONTEXT_TOKENS)
         for earlier in range(start, max(-1, start - MAX_PENDING), -1):
@@ -75,29 +75,29 @@ class WindowedDetokenizer:
         self._read = len(self._window)
 
     def flush(self) -> str:
-        """Return the remaining text, even if unfinished."""
+        """Return the remaining text, even if incomplete."""
         return self._advance(self._new_text())
 
 
-#: Prompt tokens that are looked at: enough to tell whether a text has begun and to finish a
-#: character whose first bytes the prompt holds.
+#: Number of prompt tokens used as context: enough to know whether a text has begun, and to complete
+#: a character whose first bytes are in the prompt.
 DETOKENIZER_CONTEXT_TOKENS = 16
 
 
 class IncrementalDetokenizer:
-    """Text of one output, as its tokens come. Each token costs O(1).
+    """Converts one output's tokens to text incrementally, in O(1) per token.
 
-    All that `push` returned, and then `flush`, is what decoding the output in one go after its
-    prompt gives. Bytes that can't become a character any more come out as U+FFFD at once.
+    The concatenated results of `push` and `flush` equal decoding the whole output after its prompt.
+    Bytes that can't become a character any more are returned as U+FFFD immediately.
 
     Args:
         tokenizer: the model's.
-        prompt_token_ids: what stands before the output. A leading space of the output is only
-            dropped where the text really begins with it.
+        prompt_token_ids: tokens before the output. A leading space of the output is dropped only if
+            the text begins with it.
         skip_special_tokens: leave special tokens out of the text.
-        kept_tokens: special tokens that stay in the text all the same.
+        preserved_token_ids: special tokens that stay in the text nevertheless.
         spaces_between_special_tokens: for tokenizers that join tokens with spaces: also between
-            two added tokens that follow each other. Others write none anyway.
+            two adjacent added tokens. Other tokenizers write none.
     """
 
     def __init__(
@@ -127,7 +127,7 @@ class IncrementalDetokenizer:
             self._prime(prompt_token_ids)
 
     def _prime(self, prompt: Sequence[int]) -> None:
-        """Read the prompt's end, so that the output continues where the prompt stops."""
+        """Read the prompt's end, so that the output continues it."""
         tail: list[int] = []
         for token in reversed(prompt):
             if token not in self._skipped:
@@ -141,7 +141,7 @@ class IncrementalDetokenizer:
         self._has_prompt_bytes = bool(self._utf8.getstate()[0])
 
     def push(self, ids: Sequence[int]) -> str:
-        """The text that these tokens complete; "" while a character is unfinished."""
+        """Return the text that these tokens complete; "" while a character is incomplete."""
         if self._window is not None:
             return self._window.push(ids)
         visible_ids = (
@@ -149,14 +149,14 @@ class IncrementalDetokenizer:
         )
         if self._at_start:
             data = self._tokenizer.join_bytes(visible_ids, at_start=True)
-            # The first piece may vanish whole, but then the text has begun all the same.
+            # The first piece may decode to nothing, but the text has begun nevertheless.
             self._at_start = not any(map(self._tokenizer.token_bytes, visible_ids))
         else:
             data = b"".join(map(self._tokenizer.token_bytes, visible_ids))
         return self._decode(data)
 
     def flush(self) -> str:
-        """The remaining text at the end: U+FFFD for an incomplete character, else ""."""
+        """Return the remaining text: U+FFFD for an incomplete character, else ""."""
         if self._window is not None:
             return self._window.flush()
         return self._decode(b"", final=True)
@@ -164,7 +164,7 @@ class IncrementalDetokenizer:
     def _decode(self, data: bytes, final: bool = False) -> str:
         text = self._utf8.decode(data, final)
         if text and self._has_prompt_bytes:
-            # What the prompt's bytes begin either became a character, or is the prompt's U+FFFD.
+            # The prompt's bytes either became part of a character, or are the prompt's U+FFFD.
             self._has_prompt_bytes = False
             return text.removeprefix(REPLACEMENT)
         return text

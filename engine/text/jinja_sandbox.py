@@ -1,9 +1,9 @@
-"""Chat templates as Jinja in a sandbox, with the helpers that model folders count on.
+"""Chat templates in a Jinja sandbox, with the helpers that model folders expect.
 
-The environment is the one that the `transformers` library renders with, and bounded besides: in the
-size of a template and of what it writes, and in its steps, time and memory. A template is a program
-that comes with a model, or with a request: each round of a loop and each call of a macro counts as
-a step, and the size of texts and lists is checked before they grow.
+The environment is that of the `transformers` library, with limits on the size of a template and of
+its result, and on its steps, time and memory. A template is a program from a model or a request:
+each iteration of a loop and each call of a macro counts as a step, and the size of texts and lists
+is checked before they grow.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ from engine.contract.errors import InvalidRequest
 MAX_TEMPLATE_CHARS = 512 * 1024
 CACHED_TEMPLATES = 64
 MAX_RENDERED_CHARS = 16 * 1024 * 1024
-#: Maximum digits of an integer: Python converts at most 4,300 digits.
+#: Maximum bits of an integer: Python formats at most 4,300 digits.
 _MAX_BITS = 4096
-#: Additional weight of a list's element, in characters.
+#: Additional size of a list's element, in characters.
 _OF_ELEMENT = 8
-#: What JSON is indented by, and put between its values.
+#: Maximum indentation and separator length of JSON.
 _MAX_INDENT = 32
-#: How often the clock is looked at.
+#: Number of steps between two checks of the clock.
 _CLOCK_EVERY = 64
-#: Widths that are huge, or that come from elsewhere, in `%` and in `str.format`.
+#: Widths in `%` and `str.format` that are huge, or arguments.
 _PERCENT_WIDTH = re.compile(r"%[^a-zA-Z%]*(\d{6}|\*)")
 _FORMAT_WIDTH = re.compile(r"\{[^{}]*:[^{}]*(\d{6}|\{)")
 _PADDING = frozenset(("center", "expandtabs", "ljust", "rjust", "zfill"))
@@ -66,7 +66,7 @@ DEFAULT_LIMITS = RenderLimits()
 
 
 class _Budget(threading.local):
-    """The remaining limits of the rendering in this thread."""
+    """What remains of this thread's limits."""
 
     steps = 0
     deadline = 0.0
@@ -77,7 +77,7 @@ _budget = _Budget()
 
 @contextmanager
 def budget(limits: RenderLimits) -> Iterator[None]:
-    """Limit the steps and time of renderings within this context, in this thread."""
+    """Set the limits for rendering in this context and thread."""
     _budget.steps = limits.steps
     _budget.deadline = time.monotonic() + limits.seconds
     yield
@@ -94,12 +94,12 @@ def count_step() -> str:
 
 
 def concat(*values: Any) -> str:
-    """`a ~ b`."""
+    """`a ~ b`, with a size limit."""
     return "".join(map(str, check_size(values)))
 
 
 def check_size(value: Any) -> Any:
-    """The value itself unless, as a text, it's too long: what a list has twice counts twice."""
+    """Return the value unless its text is over the size limit; repeated elements count again."""
     total, pending = 0, [value]
     while pending:
         item = pending.pop()
@@ -116,7 +116,7 @@ def check_size(value: Any) -> Any:
 
 
 class StepCounter(NodeTransformer):
-    """Puts a `count_step` into each loop and macro, and has `~` weighed."""
+    """Inserts `count_step` into each loop and macro, and a size check into `~`."""
 
     def visit_For(self, node: nodes.For) -> nodes.Node:
         return self._ticking(node)
@@ -141,13 +141,13 @@ def _call(name: str, arguments: list[nodes.Expr], line: int) -> nodes.Call:
 
 
 def raise_too_large(too_large: bool) -> None:
-    """Raise what a template sees of too much."""
+    """Raise the error for exceeding a size limit."""
     if too_large:
         raise jinja2.TemplateError("a text or list in the template is too large")
 
 
 def check_operator(operator: str, lhs: Any, rhs: Any) -> None:
-    """Weigh `left * right`, `left + right`, `left ** right` or `left % right`."""
+    """Check the result size of `left * right`, `+`, `**` or `%` before computing it."""
     if operator == "*":
         for text, count in ((lhs, rhs), (rhs, lhs)):
             if isinstance(text, str | list | tuple) and isinstance(count, int):
@@ -166,7 +166,7 @@ def check_operator(operator: str, lhs: Any, rhs: Any) -> None:
 
 
 def check_call(function: Any, arguments: tuple[Any, ...]) -> None:
-    """Weigh a method of a string that may make a longer one."""
+    """Check the result size of a string method that may return a longer string."""
     owner = getattr(function, "__self__", None)
     if not isinstance(owner, str):
         return
@@ -197,7 +197,7 @@ def _check_replace(text: str, old: Any, new: Any) -> None:
 
 
 def bounded_filters(library: dict[str, Callable[..., Any]]) -> dict[str, Callable[..., Any]]:
-    """The library's filters that may make longer texts or lists, weighed first."""
+    """Return the library's filters that may return longer texts or lists, with a size check."""
     filters = dict(library)
 
     def center(value: Any, width: int = 80) -> Any:
@@ -261,7 +261,7 @@ def bounded_filters(library: dict[str, Callable[..., Any]]) -> dict[str, Callabl
 
 
 def _of_weighed(filter_: Callable[..., Any]) -> Callable[..., Any]:
-    """A filter that converts its argument to text."""
+    """Return a filter that converts its input to text, with a size check."""
 
     def bounded(value: Any, *args: Any, **kwargs: Any) -> Any:
         return filter_(check_size(value), *args, **kwargs)
@@ -270,7 +270,7 @@ def _of_weighed(filter_: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class _GenerationTag(Extension):
-    """`{% generation %}`, which marks the assistant's part for training: here its body, no more."""
+    """`{% generation %}`, which marks the assistant's part for training; renders its body."""
 
     tags = {"generation"}
 
@@ -285,7 +285,7 @@ class _GenerationTag(Extension):
 
 
 class _Environment(ImmutableSandboxedEnvironment):
-    """The sandbox, which also refuses to make gigabytes out of something."""
+    """The sandbox, which also limits the size of results."""
 
     intercepted_binops = frozenset(("*", "**", "+", "%"))
 
@@ -307,13 +307,13 @@ class _Environment(ImmutableSandboxedEnvironment):
         check_format(value)
         return super().wrap_str_format(value)
 
-    #: What `StepCounter` has templates call.
+    #: Functions that `StepCounter` inserts calls of.
     tick = staticmethod(count_step)
     weighed_concat = staticmethod(concat)
 
 
 class _Dict:
-    """`dict(...)` for templates, without the class and its attributes."""
+    """`dict(...)` for templates, without access to the class and its attributes."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> dict[Any, Any]:
         return dict(*args, **kwargs)
@@ -323,7 +323,7 @@ class _Dict:
 
 
 class _Namespace(Namespace):
-    """`namespace(...)` that takes no names with a leading underscore."""
+    """`namespace(...)` that rejects names with a leading underscore."""
 
     def __init__(*args: Any, **kwargs: Any) -> None:
         self, args = args[0], args[1:]
@@ -349,7 +349,7 @@ def _tojson(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """Plain JSON: Jinja's own filter escapes HTML, which a model must not see."""
+    """Plain JSON: Jinja's own filter escapes HTML, which would change the prompt."""
     return json.dumps(
         value,
         ensure_ascii=ensure_ascii,
@@ -397,11 +397,11 @@ class ChatTemplate:
     compiled: jinja2.Template
 
     def render(self, context: Mapping[str, Any], allowed: RenderLimits = DEFAULT_LIMITS) -> str:
-        """The text for `context`.
+        """Return the rendered text for `context`.
 
         Raises:
-            TemplateLimit: it takes more steps or time than `allowed`.
-            InvalidRequest: the template refuses (with its own message), fails or writes more
+            TemplateLimit: it exceeds the steps or time of `allowed`.
+            InvalidRequest: the template refuses (with its message), fails, or writes more
                 characters than `allowed`.
         """
         parts: list[str] = []
@@ -416,7 +416,7 @@ class ChatTemplate:
             raise
         except jinja2.TemplateError as error:
             raise InvalidRequest(str(error.message or error), param="messages") from error
-        except Exception as error:  # a template is a program: all of its errors are the request's
+        except Exception as error:  # a template is a program that may raise anything
             raise InvalidRequest(
                 f"The chat template failed: {type(error).__name__}: {error}", param="messages"
             ) from error
@@ -432,10 +432,10 @@ def _check_size(size: int, max_chars: int) -> None:
 
 @lru_cache(maxsize=CACHED_TEMPLATES)
 def compile_template(source: str) -> ChatTemplate:
-    """A template ready to render; the last `CACHED_TEMPLATES` are kept.
+    """Return a template ready to render; the last `CACHED_TEMPLATES` are cached.
 
     Raises:
-        InvalidRequest: too long, or no valid Jinja.
+        InvalidRequest: the source is too long or not valid Jinja.
     """
     if len(source) > MAX_TEMPLATE_CHARS:
         raise InvalidRequest(

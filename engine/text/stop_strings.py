@@ -1,4 +1,4 @@
-"""`StopChecker`: stop strings in streamed text, found across the borders of tokens."""
+"""`StopChecker`: detects stop strings in streamed text, across token boundaries."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ from collections.abc import Iterable, Sequence
 
 from engine.text.tokenizer import Tokenizer
 
-#: Stands before a word that is to be tokenised as in the middle of a text.
+#: Precedes a word that is to be tokenized as in the middle of a text.
 _ANCHOR = "\n"
 
 
 def bad_word_ids(tokenizer: Tokenizer, words: Iterable[str]) -> list[list[int]]:
-    """Token-id sequences that spell the words: at a text's start, inside a text, after a space.
+    """Return token sequences of the words: at a text's start, inside a text, after a space.
 
-    A word is tokenised differently in these places, and each way has to be forbidden. A model can
-    still spell a word in other tokens than its tokenizer would (letter by letter, say).
+    A word's tokens differ in these positions, and all must be forbidden. A model may still spell a
+    word with other tokens than its tokenizer would use (letter by letter, say).
     """
     sequences: list[list[int]] = []
     for word in words:
@@ -38,10 +38,10 @@ def _inside(tokenizer: Tokenizer, text: str) -> list[int]:
 
 
 class _Matcher:
-    """Knuth-Morris-Pratt for one stop string; its table grows only as far as texts get into it.
+    """Knuth-Morris-Pratt search for one stop string, whose table is computed on demand.
 
     Attributes:
-        state: how many of the stop string's characters the text read so far ends with.
+        state: number of the stop string's characters that the text so far ends with.
     """
 
     __slots__ = ("_fail", "state", "stop")
@@ -49,11 +49,11 @@ class _Matcher:
     def __init__(self, stop: str) -> None:
         self.stop = stop
         self.state = 0
-        #: `_fail[k]`: length of the longest proper prefix that `stop[:k]` also ends with.
+        #: `_fail[k]`: length of the longest proper prefix of `stop[:k]` that is also its suffix.
         self._fail = [0, 0]
 
     def _fallback(self, state: int) -> int:
-        """`_fail[state]`, computed at need: each entry once."""
+        """Return `_fail[state]`, computing each entry once."""
         fail, stop = self._fail, self.stop
         while len(fail) <= state:
             last = len(fail) - 1
@@ -64,7 +64,7 @@ class _Matcher:
         return fail[state]
 
     def feed(self, text: str, limit: int, may_stop: bool) -> int:
-        """Read `text[:limit]`; return after how many characters the stop is complete, or 0."""
+        """Read `text[:limit]`; return the number of characters until the match, or 0."""
         stop, size, state = self.stop, len(self.stop), self.state
         position = 0
         while position < limit:
@@ -89,9 +89,8 @@ class _Matcher:
 class StopChecker:
     """Holds back only text that may still become a stop string.
 
-    The stop string that is complete first wins. Where several end at the same character, the one
-    that begins first does (the longest), then the order of the list. How the text is cut into
-    pushes makes no difference.
+    The stop string that completes first wins. Of several that end at the same character the longest
+    wins, then the order of the list. The result doesn't depend on how the text is cut into pushes.
 
     Args:
         stops: up to 64 non-empty strings.
@@ -104,20 +103,20 @@ class StopChecker:
         self._matchers = [_Matcher(stop) for stop in stops or ()]
         self._include = include_stop_str_in_output
         self._withheld = ""
-        #: The stop string that was found, or None.
+        #: The stop string that matched, or None.
         self.matched: str | None = None
 
     def append(self, text: str, may_stop: bool = True) -> tuple[str, str | None]:
-        """Text that is safe to emit, and the stop string found, if one was.
+        """Return text that can be emitted, and the matched stop string, if any.
 
         With `may_stop=False` (the output is shorter than `min_tokens`) stop strings that end in
-        `text` are text like any other. After a match nothing more is emitted.
+        `text` are ordinary text. After a match nothing more is emitted.
         """
         if self.matched is not None:
             return "", self.matched
         if not self._matchers or not text:
             return text, None
-        best: tuple[int, int] | None = None  # (end, -length): the smallest wins
+        best: tuple[int, int] | None = None  # (end, -length): the minimum wins
         for matcher in self._matchers:
             end = matcher.feed(text, best[0] if best else len(text), may_stop)
             if end and (best is None or (end, -len(matcher.stop)) < best):
@@ -131,7 +130,7 @@ class StopChecker:
         return pending[: len(pending) - keep], None
 
     def _finish(self, text: str, length: int) -> str:
-        """The last text of the output: up to the end of the stop string, or its beginning."""
+        """Return the output's last text: up to the end of the stop string, or its beginning."""
         text, self._withheld = self._withheld + text, ""
         return text if self._include else text[: len(text) - length]
 

@@ -1,7 +1,7 @@
-"""Which forms of content and arguments a chat template reads, from rendering short chats with it.
+"""Determines which forms of content and arguments a chat template reads, by rendering short chats.
 
-A template's source doesn't tell: it may read content through a macro, a variable or a filter, and
-test the type of something else. So each form is rendered once, and counts if its text comes out.
+The source doesn't show it: a template may read content through a macro, a variable or a filter, and
+test the type of something else. So each form is rendered once, and counts if its text appears.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from engine.text.jinja_sandbox import CACHED_TEMPLATES, RenderLimits, compile_te
 from engine.text.tokenizer_files import STANDARD_TOKENS
 
 Message = dict[str, Any]
-#: The forms of content: a string, any number of text parts, exactly one text part.
+#: Forms of content: a string, any number of text parts, exactly one text part.
 ContentForm = Literal["string", "parts", "one_part"]
 
-#: A short chat takes a template a few hundred steps.
+#: Limits for a short chat, which takes a template a few hundred steps.
 _LIMITS = RenderLimits(steps=20_000, seconds=5.0)
 _TEXTS = ("Probe one.", "Probe two.")
 _ARGUMENTS = {"probe_name": "probe value"}
 _ARGUMENTS_TEXT = json.dumps(_ARGUMENTS)
-#: Arguments that a template wrote as an object in JSON or in Python.
+#: Arguments that a template has written as an object in JSON or Python.
 _OBJECT = re.compile(r"""\{\s*["']probe_name["']\s*:""")
-#: Parts that a template wrote as JSON or Python in place of their text.
+#: Parts that a template has written as JSON or Python instead of their text.
 _PART = re.compile(r"""["']type["']\s*:\s*["']text["']""")
 _FUNCTION = {
     "name": "probe",
@@ -37,7 +37,7 @@ _FUNCTION = {
     "parameters": {"type": "object", "properties": {"probe_name": {"type": "string"}}},
 }
 _TOOLS = [{"type": "function", "function": _FUNCTION}]
-_CALL_ID = "probe0000"  # Mistral's templates take nine characters only
+_CALL_ID = "probe0000"  # Mistral's templates require nine characters
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,8 +45,8 @@ class CallFormat:
     """How a template reads an assistant's message with tool calls.
 
     Attributes:
-        arguments_as_text: arguments are JSON text, not an object.
-        needs_content: a message without text needs an empty content.
+        arguments_as_text: whether arguments are JSON text instead of an object.
+        needs_content: whether a message without text needs empty content.
     """
 
     arguments_as_text: bool = False
@@ -54,16 +54,16 @@ class CallFormat:
 
 
 def text_part(text: str) -> dict[str, str]:
-    """A content part that holds text."""
+    """Return a content part with text."""
     return {"type": "text", "text": text}
 
 
 @lru_cache(maxsize=8 * CACHED_TEMPLATES)
 def content_forms(source: str, role: str) -> frozenset[ContentForm]:
-    """The forms in which a template reads the content of a role's messages; none if it reads none.
+    """Return the forms in which a template reads content of a role; none if it reads none.
 
     Raises:
-        InvalidRequest: the source is no valid template.
+        InvalidRequest: the source is not a valid template.
     """
     compile_template(source)
     contents: dict[ContentForm, tuple[Any, int]] = {
@@ -85,7 +85,7 @@ def _reads(source: str, role: str, content: Any, num_texts: int) -> bool:
 
 
 def _chats_with(source: str, role: str, content: Any) -> Iterator[list[Message]]:
-    """Chats with one message of this role; the others' content is a string, or parts."""
+    """Return chats with one message of this role; others' content is a string, or parts."""
     message = {"role": role, "content": content}
     for other in ("x", [text_part("x")]):
         user = {"role": "user", "content": other}
@@ -104,10 +104,10 @@ def _chats_with(source: str, role: str, content: Any) -> Iterator[list[Message]]
 
 @lru_cache(maxsize=CACHED_TEMPLATES)
 def call_format(source: str) -> CallFormat:
-    """How a template reads calls; an object without content for one that reads none.
+    """Return how a template reads calls; an object without content if it reads none.
 
-    Text is preferred where an object would be written as JSON: it stays as the model wrote it, so
-    its tokens are those in the prefix cache.
+    Text is preferred if the template would write an object as JSON: it stays as the model wrote it,
+    so its tokens match those in the prefix cache.
     """
     for other, with_result, needs_content in product(
         ("x", [text_part("x")]), (True, False), (False, True)
@@ -138,7 +138,7 @@ def _calling_message(form: CallFormat) -> Message:
 
 
 def _render(source: str, messages: list[Message]) -> str:
-    """The rendered chat; "" where the template refuses it."""
+    """Return the rendered chat; "" if the template refuses it."""
     context = {**dict.fromkeys(STANDARD_TOKENS, ""), "messages": messages, "tools": _TOOLS}
     try:
         return compile_template(source).render(context, _LIMITS)

@@ -1,4 +1,4 @@
-"""`Tokenizer`: text to token ids and back, from a model folder's files alone. Torch-free."""
+"""`Tokenizer`: text to token ids and back, using only a model folder's files. Torch-free."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from engine.text.vocabulary import ByteDecoder, byte_decoder
 
 
 class EncodedPair(NamedTuple):
-    """Token ids; `second_segment` is the first token of type 1, 0 where there's none."""
+    """Token ids; `second_segment`: index of the first token of type 1, 0 without one."""
 
     token_ids: list[int]
     second_segment: int = 0
@@ -42,14 +42,14 @@ def encode_pair(
     add_special_tokens: bool,
     side: str = "right",
 ) -> EncodedPair:
-    """Token ids of a text, or of two with what the model puts between and around them.
+    """Return token ids of a text, or of two with what the model puts between and around them.
 
     Args:
-        limit: most tokens in all; the texts lose their ends (of two the longer one first, as in
-            the tokenizers library's `longest_first`), special tokens stay. None: no limit.
-        side: where texts are cut, at the "right" or, their beginnings, at the "left".
+        limit: maximum number of tokens; the texts are truncated (of two the longer one first, as
+            in the tokenizers library's `longest_first`), special tokens stay. None: no limit.
+        side: side where texts are truncated: "right" or "left".
 
-    Raises `InvalidRequest` when the special tokens alone are over the limit.
+    Raises `InvalidRequest` when the special tokens alone exceed the limit.
     """
     one = encode(backend, first, add_special_tokens=False)
     two = None if second is None else encode(backend, second, add_special_tokens=False)
@@ -67,7 +67,7 @@ def encode_pair(
 
 
 def max_pair_tokens(limit: int, special: int) -> int:
-    """How many tokens stay beside the special ones. Raises `InvalidRequest` for none."""
+    """Return the number of tokens left besides special ones. Raises `InvalidRequest` for none."""
     if limit <= special:
         raise InvalidRequest(
             f"truncate_prompt_tokens must be over {special}: so many special tokens are added.",
@@ -77,10 +77,10 @@ def max_pair_tokens(limit: int, special: int) -> int:
 
 
 def shortened_text(backend: tokenizers.Tokenizer, text: str, limit: int) -> str:
-    """The beginning of `text` with at most `limit` tokens, special ones aside.
+    """Return the beginning of `text` with at most `limit` tokens, without counting special ones.
 
-    At least one character stays, whatever it takes. The beginning is tokenised again, for it may
-    be divided otherwise than as a part of the whole.
+    At least one character stays, however many tokens it has. The beginning is tokenized again,
+    since its tokens may differ from those within the full text.
     """
     while len(text) > 1:
         encoding = encode(backend, text, add_special_tokens=False, offsets=True)
@@ -92,7 +92,7 @@ def shortened_text(backend: tokenizers.Tokenizer, text: str, limit: int) -> str:
 
 
 def _split_limit(first: int, second: int, limit: int) -> tuple[int, int]:
-    """Return the number of tokens to keep of two texts; the longer one is cut first."""
+    """Return the number of tokens to keep of two texts; the longer one is truncated first."""
     if first + second <= limit:
         return first, second
     short, long = sorted((first, second))
@@ -103,13 +103,13 @@ def _split_limit(first: int, second: int, limit: int) -> tuple[int, int]:
 
 
 def load_tokenizer(path: str | Path, *, trust_remote_code: bool = False) -> Tokenizer:
-    """The tokenizer of a model folder, from `tokenizer.json` and the small files beside it.
+    """Load the tokenizer of a model folder, from `tokenizer.json` and related files.
 
-    A folder's own Python code (`auto_map`) is never run here, whatever `trust_remote_code` says:
-    only `engine.text.tokenizer_folder`, for folders without `tokenizer.json`, can run it.
+    A folder's Python code (`auto_map`) is never run here, whatever `trust_remote_code` is: only
+    `engine.text.tokenizer_folder`, for folders without `tokenizer.json`, can run it.
 
     Raises:
-        ModelLoadError: naming the file that is missing or broken.
+        ModelLoadError: a file is missing or invalid; it names the file.
     """
     folder = Path(path)
     settings = read_settings(folder)
@@ -117,7 +117,7 @@ def load_tokenizer(path: str | Path, *, trust_remote_code: bool = False) -> Toke
 
 
 class AddedEntry(NamedTuple):
-    """An added token: its id, and whether it swallows the spaces to its left and to its right."""
+    """An added token's id, and whether it absorbs the spaces to its left and right."""
 
     id: int
     lstrip: bool
@@ -125,10 +125,10 @@ class AddedEntry(NamedTuple):
 
 
 class Tokenizer:
-    """A model's tokenizer. Safe to share between threads.
+    """A model's tokenizer. Thread-safe.
 
     Attributes:
-        settings: what the files beside `tokenizer.json` say.
+        settings: settings in the files besides `tokenizer.json`.
         special_token_ids: ids that `skip_special_tokens` leaves out.
         special_tokens: their texts.
         control_tokens: special tokens, and added ones that the chat template writes (such as
@@ -151,17 +151,18 @@ class Tokenizer:
         self.control_tokens = self.special_tokens | self._template_tokens()
 
     def with_chat_template(self, source: str) -> Tokenizer:
-        """The same with this chat template instead of all of the folder's."""
+        """Return a tokenizer with this chat template instead of all of the folder's."""
         return Tokenizer(self._backend, replace(self.settings, chat_templates={"default": source}))
 
     def with_tokens(self, tokens: Sequence[tuple[int, tokenizers.AddedToken]]) -> Tokenizer:
-        """The same with tokens added at these ids, which follow its own; those that it has stay.
+        """Return a tokenizer with tokens added at these ids, which follow its own; existing tokens
+        stay.
 
-        Raises `ModelLoadError` for one that can't have its id.
+        Raises `ModelLoadError` for a token that can't have its id.
         """
         backend = tokenizers.Tokenizer.from_str(self._backend.to_str())
         new = [token for _, token in tokens if backend.token_to_id(token.content) is None]
-        # In runs: each addition goes through all that are there.
+        # In groups, since each addition processes all existing tokens.
         for special, run in groupby(new, key=lambda token: bool(token.special)):
             (backend.add_special_tokens if special else backend.add_tokens)(list(run))
         for token_id, token in tokens:
@@ -174,7 +175,7 @@ class Tokenizer:
         return Tokenizer(backend, self.settings)
 
     def _template_tokens(self) -> frozenset[str]:
-        """Added tokens, not special, that look like markup and occur in a chat template."""
+        """Return added, non-special tokens that look like markup and occur in a chat template."""
         source = "\0".join(self.settings.chat_templates.values())
         return frozenset(
             text
@@ -190,17 +191,17 @@ class Tokenizer:
         *,
         max_tokens: int | None = None,
     ) -> list[int]:
-        """Token ids of `text`.
+        """Return token ids of `text`.
 
         Args:
             text: lone surrogates are read as U+FFFD.
-            add_special_tokens: add what the model expects around a text (BOS, mostly).
-            parse_special: read control tokens written in the text as such; False: as characters.
-            most: over how many tokens a text is of no use: one that is far longer isn't read
-                to its end. None: a million.
+            add_special_tokens: add the tokens that the model expects around a text (usually BOS).
+            parse_special: encode control tokens in the text as such; False: as characters.
+            max_tokens: maximum useful length: a text that is far longer isn't read to its end.
+                None: a million.
 
         Raises:
-            InvalidRequest: `text` is no string. ContextLengthExceeded: it's far too long.
+            InvalidRequest: `text` isn't a string. ContextLengthExceeded: it is far too long.
         """
         if not isinstance(text, str):
             raise InvalidRequest(
@@ -223,22 +224,21 @@ class Tokenizer:
         add_special_tokens: bool = True,
         side: str = "right",
     ) -> EncodedPair:
-        """A text, or a pair of texts, within a limit; see `engine.text.tokenizer`."""
+        """Return a text, or a pair of texts, within a limit; see `encode_pair`."""
         texts = without_surrogates(first), None if second is None else without_surrogates(second)
         return encode_pair(self._backend, *texts, limit, add_special_tokens, side)
 
     def shortened(self, text: str, limit: int) -> str:
-        """The beginning of `text` with at most `limit` (>= 1) tokens; see
-        `engine.text.tokenizer`."""
+        """Return the beginning of `text` with at most `limit` (>= 1) tokens."""
         return shortened_text(self._backend, without_surrogates(text), limit)
 
     def encode_as_text(
         self, text: str, *, inside: bool = False, max_tokens: int | None = None
     ) -> list[int]:
-        """Token ids of `text` with every control token read as ordinary characters.
+        """Return token ids of `text` with every control token encoded as ordinary characters.
 
-        `inside`: the text goes on after something else, so it gets no start-of-text prefix space.
-        `max_tokens`: as of `encode`, which says what it raises.
+        `inside`: the text follows other text, so it gets no prefix space.
+        `max_tokens`: see `encode`, also for errors.
         """
         ids = encode_ids(
             self._text_backend(inside), text, add_special_tokens=False, max_tokens=max_tokens
@@ -246,8 +246,8 @@ class Tokenizer:
         return ids if self._never_from_text.isdisjoint(ids) else self._broken_up(text, inside)
 
     def _broken_up(self, text: str, inside: bool) -> list[int]:
-        """`encode_as_text` where the model's own vocabulary reaches special tokens from characters:
-        the text is cut behind the first character of each, however many there are.
+        """Return token ids of `text` if the model's vocabulary merges characters into special
+        tokens: the text is split after the first character of each special token.
         """
         ids: list[int] = []
         waiting = [text]
@@ -278,7 +278,7 @@ class Tokenizer:
         return start + 1
 
     def _text_backend(self, inside: bool) -> tokenizers.Tokenizer:
-        """The copy that knows no control tokens, made at its first use."""
+        """The tokenizer without control tokens, created at its first use."""
         with self._lock:
             if inside not in self._text_backends:
                 copy = without_special_tokens(self._backend, self.control_tokens, inside=inside)
@@ -287,20 +287,20 @@ class Tokenizer:
 
     @cached_property
     def _never_from_text(self) -> frozenset[int]:
-        """Ids that plain text must not yield: special ones except the unknown token."""
+        """Ids that plain text must not become: special ones except the unknown token."""
         unknown = self._token_id(self.settings.named_tokens.get("unk_token"))
         return self.special_token_ids - {unknown}
 
     def wrapped(self, ids: list[int]) -> list[int]:
-        """`ids` between the special tokens that the model expects around a text."""
+        """Return `ids` with the special tokens that the model expects around a text."""
         return with_special_tokens(self._backend, ids)
 
     def decode(self, ids: Iterable[int], skip_special_tokens: bool = True) -> str:
-        """The text of `ids`; bytes that are no UTF-8 become U+FFFD, unknown ids nothing.
+        """Return the text of `ids`; invalid UTF-8 becomes U+FFFD, unknown ids are skipped.
 
         Raises:
-            InvalidRequest: an id is negative or no integer.
-            EngineFault: the tokenizer's decoder fails on them.
+            InvalidRequest: an id is negative or not an integer.
+            EngineFault: the tokenizer's decoder fails.
         """
         token_ids = self._checked(ids)
         rules = self.byte_rules
@@ -311,7 +311,7 @@ class Tokenizer:
         return self.join_bytes(token_ids, at_start=True).decode("utf-8", "replace")
 
     def join_bytes(self, ids: Sequence[int], *, at_start: bool) -> bytes:
-        """The bytes of `ids` one after the other; only for tokenizers with `byte_rules`."""
+        """Return the concatenated bytes of `ids`; only for tokenizers with `byte_rules`."""
         if not at_start or self.byte_rules is None or not self.byte_rules.strip_first:
             return b"".join(map(self.token_bytes, ids))
         for k, token in enumerate(ids):
@@ -322,11 +322,11 @@ class Tokenizer:
         return b""
 
     def decode_window(self, ids: list[int], skip_special_tokens: bool) -> str:
-        """The library's own decoding, for tokenizers without `byte_rules`."""
+        """Decode with the library, for tokenizers without `byte_rules`."""
         return decode(self._backend, ids, skip_special_tokens=skip_special_tokens)
 
     def token_bytes(self, token_id: int) -> bytes:
-        """The bytes a token adds to a text that has begun; b"" for an id without a token."""
+        """Return the bytes that a token adds to a text that has begun; b"" for unknown ids."""
         data = self._bytes.get(token_id)
         if data is None:
             rules = self.byte_rules or ByteDecoder()
@@ -334,20 +334,20 @@ class Tokenizer:
         return data
 
     def token_text(self, token_id: int) -> str:
-        """A token alone as text, for showing: half characters become U+FFFD."""
+        """Return a single token as text, for display: partial characters become U+FFFD."""
         return self.token_bytes(token_id).decode("utf-8", "replace")
 
     def id_to_piece(self, token_id: int) -> str:
-        """The vocabulary's own spelling (such as `Ġhello`); "" for an id without a token."""
+        """Return the vocabulary's spelling (such as `Ġhello`); "" for unknown ids."""
         return self._backend.id_to_token(token_id) or ""
 
     def piece_to_id(self, piece: str) -> int | None:
-        """The id of a vocabulary entry, or None."""
+        """Return the id of a vocabulary entry, or None."""
         return self._backend.token_to_id(piece)
 
     @cached_property
     def byte_rules(self) -> ByteDecoder | None:
-        """How pieces become bytes, or None where only whole windows can be decoded."""
+        """Rules for decoding pieces to bytes; None if only sequences can be decoded."""
         return byte_decoder(json.loads(self._backend.to_str())["decoder"])
 
     @staticmethod
@@ -359,7 +359,7 @@ class Tokenizer:
         return token_ids
 
     def to_json(self) -> str:
-        """The text of a `tokenizer.json` that makes this tokenizer, declared tokens included."""
+        """Return a `tokenizer.json` for this tokenizer, including declared tokens."""
         return self._backend.to_str()
 
     @cached_property
@@ -384,11 +384,11 @@ class Tokenizer:
 
     @property
     def added_tokens(self) -> dict[int, str]:
-        """Tokens in addition to the model's own vocabulary, special or not, by id."""
+        """Tokens outside the model's vocabulary, special or not, by id."""
         return self._added
 
     def added_token(self, text: str) -> AddedEntry:
-        """The added token with this text. Raises KeyError where there's none."""
+        """Return the added token with this text. Raises KeyError for others."""
         return self._by_text[text]
 
     def _token_id(self, text: str | None) -> int | None:

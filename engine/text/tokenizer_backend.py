@@ -1,4 +1,4 @@
-"""The `tokenizers` library's object behind `Tokenizer`: checked, special tokens declared."""
+"""The `tokenizers` library's object behind `Tokenizer`, validated and with special tokens."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from engine.text.tokenizer_files import (
 )
 
 TOKENIZER_FILE = "tokenizer.json"
-#: Files of tokenizers that `engine.text.tokenizer_folder` can turn into a `tokenizer.json`.
+#: Files that `engine.text.tokenizer_folder` can convert to a `tokenizer.json`.
 CONVERTIBLE_FILES = (
     "tokenizer.model",
     "spiece.model",
@@ -39,29 +39,29 @@ CONVERTIBLE_FILES = (
     "vocab.txt",
 )
 _SUBWORD_PREFIX = re.compile(
-    r'"continuing_subword_prefix"\s*:\s*"[^"]|\\u00[4-7]'  # or its name in another spelling
+    r'"continuing_subword_prefix"\s*:\s*"[^"]|\\u00[4-7]'  # or its name with escapes
 )
-#: Ids up to that many times the tokens, and more, are used by models with gaps.
+#: Maximum ids relative to the number of tokens, and additional ones, as models may have gaps.
 _SPARSE, _MAX_UNUSED = 4, 1 << 16
-#: A longer text is tokenised without holding up other threads.
+#: Longer texts (in characters) are tokenized without blocking other threads.
 _LONG_CHARS = 4096
-#: Of one text: no context is longer, and a list of them holds up other threads while it's made.
+#: Maximum tokens of one text: no context is longer, and creating their list blocks other threads.
 MAX_TOKENS = 1 << 20
-#: A text of more characters for each token that it may have is counted in pieces first: few such
-#: texts fit, and of ten megabytes at once the library makes a gigabyte.
+#: A text with more characters per allowed token is counted in chunks first: few such texts fit, and
+#: for ten megabytes at once the library allocates a gigabyte.
 CHARS_A_TOKEN = 6
 CHUNK_CHARS = 1 << 17
-#: More tokens than a cut makes, of what it divides: words are shorter, in characters.
+#: Upper bound of the tokens that a cut adds in what it splits: words have fewer characters.
 _OF_A_CUT = 512
-#: What Rust's panics become in Python: no `Exception`, and a class that can't be imported.
+#: Rust's panics in Python: not an `Exception`, and of a class that can't be imported.
 _PANIC = "PanicException"
 
 
 def load_backend(folder: Path, settings: TokenizerSettings) -> tokenizers.Tokenizer:
-    """The tokenizer in `folder`, never truncating or padding.
+    """Load the tokenizer in `folder`, without truncation or padding.
 
     Raises:
-        ModelLoadError: no folder, no `tokenizer.json`, or one that isn't a tokenizer.
+        ModelLoadError: the folder or `tokenizer.json` is missing, or isn't a tokenizer.
     """
     if not folder.is_dir():
         raise ModelLoadError(f"{folder} is no folder.", param="model")
@@ -76,14 +76,14 @@ def load_backend(folder: Path, settings: TokenizerSettings) -> tokenizers.Tokeni
         backend = tokenizers.Tokenizer.from_str(text)
         _check_ids(backend, path)
         backend = add_special_tokens(backend, settings)
-        backend.encode("")  # looks up the tokens that are put around every text
-        backend.decode([])  # a decoder that strips a text's end panics without one
+        backend.encode("")  # validates the post-processor
+        backend.decode([])  # detects decoders that panic on an empty text
         return backend
 
 
 @contextmanager
 def _naming(path: Path, text: str) -> Iterator[None]:
-    """The library's failures as `ModelLoadError`; it raises nothing narrow, and may panic."""
+    """Convert the library's failures, unspecific exceptions and panics, to `ModelLoadError`."""
     try:
         yield
     except ModelLoadError:
@@ -108,12 +108,12 @@ def encode(
     add_special_tokens: bool,
     offsets: bool = False,
 ) -> tokenizers.Encoding:
-    """The tokens of a text, and what the library knows of them besides; all of it at once.
+    """Tokenize a text, and return all that the library knows about its tokens.
 
     Args:
-        offsets: where each token stands in the text is needed too.
+        offsets: whether the offsets of tokens in the text are needed.
 
-    Raises: `InvalidRequest` where the tokenizer has none for it; `ContextLengthExceeded` for more
+    Raises: `InvalidRequest` if the tokenizer has no tokens for it; `ContextLengthExceeded` for more
         than `MAX_TOKENS`.
     """
     _check_beginning(backend, text)
@@ -124,10 +124,10 @@ def encode(
 
 
 def _check_beginning(backend: tokenizers.Tokenizer, text: str) -> None:
-    """Raise `ContextLengthExceeded` for a text whose beginning has over `MAX_TOKENS` already.
+    """Raise `ContextLengthExceeded` for a text whose beginning already exceeds `MAX_TOKENS`.
 
-    The rest isn't looked at. It's read in pieces, so that little of it is in memory at a time; a
-    cut changes the tokens of what it divides alone.
+    The rest isn't read. The text is read in chunks to limit memory; a cut changes only the tokens
+    of what it splits.
     """
     size = CHARS_A_TOKEN * MAX_TOKENS + _OF_A_CUT
     if len(text) <= size:
@@ -141,14 +141,14 @@ def _check_beginning(backend: tokenizers.Tokenizer, text: str) -> None:
 
 
 def too_many_tokens_error(count: int) -> ContextLengthExceeded:
-    """The error for a text of more than `MAX_TOKENS` tokens, all of which were counted."""
+    """Return the error for a text of more than `MAX_TOKENS` tokens, with their exact number."""
     return ContextLengthExceeded(
         f"The text has {count} tokens; {MAX_TOKENS} are the most.", param="prompt"
     )
 
 
 def exceeds_limit_error(limit: int, *, of_context: bool) -> ContextLengthExceeded:
-    """The error for a text of over `limit` tokens, whose exact number isn't known."""
+    """Return the error for a text of over `limit` tokens whose number is unknown."""
     which = f"the model's context is {limit} tokens" if of_context else f"{limit} are the most"
     return ContextLengthExceeded(
         f"There are more than {limit} tokens in the prompt; {which}.", param="prompt"
@@ -158,9 +158,9 @@ def exceeds_limit_error(limit: int, *, of_context: bool) -> ContextLengthExceede
 def tokenize(
     backend: tokenizers.Tokenizer, text: str, *, add_special_tokens: bool, offsets: bool
 ) -> tokenizers.Encoding:
-    """The tokens of a text, however many. Raises `InvalidRequest` where it can't be read."""
-    # The library holds Python's lock for all of `encode`: seconds for a megabyte, in which no
-    # other thread runs. It lets go of it in a batch.
+    """Tokenize a text of any length. Raises `InvalidRequest` if that fails."""
+    # The library holds the GIL during `encode`: seconds for a megabyte, in which no other thread
+    # runs. It releases the GIL for a batch.
     batch = backend.encode_batch if offsets else backend.encode_batch_fast
     try:
         if len(text) > _LONG_CHARS:
@@ -178,10 +178,10 @@ def tokenize(
 
 
 def decode(backend: tokenizers.Tokenizer, ids: Sequence[int], *, skip_special_tokens: bool) -> str:
-    """The text of tokens. Raises `EngineFault` where the tokenizer's decoder fails on them."""
+    """Return the text of tokens. Raises `EngineFault` if the tokenizer's decoder fails."""
     try:
         text: str = backend.decode(ids, skip_special_tokens=skip_special_tokens)
-    except BaseException as error:  # a decoder may panic on certain tokens only
+    except BaseException as error:  # a decoder may panic, on some tokens only
         if not _is_library_error(error):
             raise
         raise EngineFault(
@@ -191,9 +191,9 @@ def decode(backend: tokenizers.Tokenizer, ids: Sequence[int], *, skip_special_to
 
 
 def _check_merges(text: str, path: Path) -> None:
-    """Refuse merges that don't have the prefix which the library cuts off without looking.
+    """Reject merges without the prefix that the library strips unchecked.
 
-    Where that falls within a character, the library ends the process.
+    If that splits a character, the library aborts the process.
     """
     if _SUBWORD_PREFIX.search(text) is None:
         return
@@ -214,7 +214,7 @@ def _check_merges(text: str, path: Path) -> None:
 
 
 def _check_ids(backend: tokenizers.Tokenizer, path: Path) -> None:
-    """Refuse ids so far apart that lists of all ids below them would fill the memory."""
+    """Reject ids with such large gaps that lists of all lower ids would exhaust memory."""
     ids = backend.get_vocab().values()
     max_id = _SPARSE * len(ids) + _MAX_UNUSED
     if max(ids, default=0) > max_id:
@@ -227,7 +227,7 @@ def _check_ids(backend: tokenizers.Tokenizer, path: Path) -> None:
 def add_special_tokens(
     backend: tokenizers.Tokenizer, settings: TokenizerSettings
 ) -> tokenizers.Tokenizer:
-    """Declare the settings' added and special tokens and switch truncation and padding off."""
+    """Add the settings' added and special tokens, and disable truncation and padding."""
     present = set(map(repr, backend.get_added_tokens_decoder().values()))
     new = [
         token for _, token in sorted(settings.added_tokens.items()) if repr(token) not in present
@@ -247,12 +247,12 @@ def add_special_tokens(
 def without_special_tokens(
     backend: tokenizers.Tokenizer, text_tokens: frozenset[str], *, inside: bool
 ) -> tokenizers.Tokenizer:
-    """A copy for text in which control tokens are ordinary characters.
+    """Return a copy for text in which control tokens are ordinary characters.
 
     Args:
-        text_tokens: added tokens to read as characters besides the special ones.
-        inside: for text that doesn't start the prompt: no prefix space is put before it where the
-            original puts one only before the very first word.
+        text_tokens: added tokens to encode as characters, besides special ones.
+        inside: for text that doesn't start the prompt: it gets no prefix space if the original puts
+            one before the very first word only.
     """
     data: dict[str, Any] = json.loads(backend.to_str())
     data["post_processor"] = None
@@ -267,7 +267,7 @@ def without_special_tokens(
 
 
 def _drop_first_prefix(pre_tokenizer: dict[str, Any] | None) -> None:
-    """Turn a Metaspace that prefixes the first word only into one that prefixes none."""
+    """Change a Metaspace that prefixes only the first word into one that prefixes none."""
     if pre_tokenizer is None:
         return
     for part in pre_tokenizer.get("pretokenizers", [pre_tokenizer]):
@@ -282,16 +282,16 @@ def _drop_first_prefix(pre_tokenizer: dict[str, Any] | None) -> None:
 # agree (a word without end) longer chunks are used.
 
 
-#: What two pieces have in common, in characters. Of its last eighth nothing is believed.
+#: Overlap of two chunks in characters. Tokens in its last eighth aren't trusted.
 _COMMON = 4096
-#: The least that is read at once, however few tokens are of use.
+#: Minimum chunk in characters, however few tokens are useful.
 _MIN_CHARS = 8192
-#: So many tokens in a row must be the same.
+#: Number of consecutive tokens that must agree.
 _IN_A_ROW = 32
 
 
 class _EncodedChunk:
-    """Tokens of a text from `start` on, and where each of them begins."""
+    """Tokens of a text from `start` on, with their offsets."""
 
     def __init__(self, backend: tokenizers.Tokenizer, text: str, start: int, size: int) -> None:
         self.start, self.end = start, min(start + size, len(text))
@@ -302,15 +302,15 @@ class _EncodedChunk:
         self._ends = [start + end for _, end in offsets]
 
     def begins_at(self, offset: int) -> int | None:
-        """The first token that begins there or later, and divides no character."""
+        """Return the first token that begins there or later, and doesn't split a character."""
         for index in range(bisect_left(self.starts, offset), len(self.ids)):
             if index and self.starts[index] >= self._ends[index - 1]:
                 return index
         return None
 
     def joint(self, first: int, later: _EncodedChunk) -> tuple[int, int] | None:
-        """From which of its tokens on (`first` or a later one), and which of the later piece's,
-        both are the same; None where that's too close to the end of this one to be sure.
+        """Return from which token on (`first` or later) it agrees with the later chunk, as indices
+        in both; None if that is too close to this chunk's end to be certain.
         """
         last = bisect_left(self._ends, self.end - (self.end - self.starts[first]) // 8)
         for index in range(first, last - _IN_A_ROW):
@@ -332,14 +332,14 @@ def encode_ids(
     add_special_tokens: bool,
     max_tokens: int | None = None,
 ) -> list[int]:
-    """Token ids of a text.
+    """Return token ids of a text.
 
     Args:
-        most: over how many tokens a text is of no use: one that has more before its end isn't read
-            to it. None: `MAX_TOKENS`.
+        max_tokens: maximum useful length: a text that exceeds it before its end isn't read to its
+            end. None: `MAX_TOKENS`.
 
-    Raises: `InvalidRequest` where the tokenizer has none for it; `ContextLengthExceeded` for more
-        than `MAX_TOKENS`, and for a long text in whose beginning over `max_tokens` are found.
+    Raises: `InvalidRequest` if the tokenizer has no tokens for it; `ContextLengthExceeded` for more
+        than `MAX_TOKENS`, and for a long text whose beginning exceeds `max_tokens`.
     """
     limit = MAX_TOKENS if max_tokens is None else max_tokens
     size = min(CHUNK_CHARS, max(_MIN_CHARS, CHARS_A_TOKEN * limit))
@@ -379,7 +379,7 @@ def _encode_in_chunks(
 
 
 def with_special_tokens(backend: tokenizers.Tokenizer, ids: list[int]) -> list[int]:
-    """`ids` between the special tokens that the model expects around a text."""
+    """Return `ids` with the special tokens that the model expects around a text."""
     probe = tokenize(backend, "a", add_special_tokens=True, offsets=False)
     mask = probe.special_tokens_mask
     first = mask.index(0) if 0 in mask else len(mask)

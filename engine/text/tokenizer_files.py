@@ -1,6 +1,6 @@
-"""What the small files beside `tokenizer.json` say: special tokens and chat templates.
+"""Tokenizer settings in files besides `tokenizer.json`: special tokens and chat templates.
 
-Nothing here imports code that a model folder brings: `auto_map` and `tokenizer_class` are ignored.
+No code in a model folder is imported: `auto_map` and `tokenizer_class` are ignored.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ from engine.contract.checkpoint_options import SAMPLING_DEFAULTS
 from engine.contract.errors import InvalidRequest, ModelLoadError
 from engine.contract.sampling_params import SamplingParams
 
-#: A text file of a model; the largest tokenizers have some 40 million.
+#: Maximum size of a model's text file; the largest tokenizers have some 40 million bytes.
 _MAX_BYTES = 1 << 28
-#: Maximum number of characters of untrusted text in a message.
+#: Maximum number of characters of foreign text in a message.
 _MAX_MESSAGE_CHARS = 500
 
 
 def truncate_for_message(value: object) -> str:
-    """`value` as text for a message, whatever it is: shortened, without lone surrogates."""
+    """Return `value` as text for a message: truncated, without lone surrogates."""
     text = str(value).encode("utf-8", "backslashreplace").decode()
     return text if len(text) <= _MAX_MESSAGE_CHARS else f"{text[:_MAX_MESSAGE_CHARS]}..."
 
 
 def read_text(path: Path) -> str:
-    """A UTF-8 file's text. Raises `ModelLoadError` naming the file."""
+    """Read a UTF-8 file. Raises `ModelLoadError` naming the file."""
     try:
         status = path.stat()
         if not stat.S_ISREG(status.st_mode):
@@ -51,7 +51,7 @@ def read_text(path: Path) -> str:
 
 
 def parse_object(text: str, path: Path) -> dict[str, Any]:
-    """A JSON object from a file's text. Raises `ModelLoadError` naming the file."""
+    """Parse a JSON object from a file's text. Raises `ModelLoadError` naming the file."""
     try:
         value = json.loads(text)
     except (ValueError, RecursionError) as error:
@@ -64,7 +64,7 @@ def parse_object(text: str, path: Path) -> dict[str, Any]:
 
 
 def read_object(path: Path) -> dict[str, Any]:
-    """The JSON object in an optional file; {} where there is no such file."""
+    """Read the JSON object in an optional file; {} if the file is missing."""
     return parse_object(read_text(path), path) if path.exists() else {}
 
 
@@ -72,7 +72,7 @@ log = logging.getLogger(__name__)
 
 
 def read_generation_config(folder: Path) -> dict[str, Any]:
-    """generation_config.json, or {} when there is none. Raises `ModelLoadError` if it's broken."""
+    """Read generation_config.json; {} if missing. Raises `ModelLoadError` if it is invalid."""
     path = folder / "generation_config.json"
     if not path.exists():
         return {}
@@ -80,10 +80,10 @@ def read_generation_config(folder: Path) -> dict[str, Any]:
 
 
 def eos_ids(generation: dict[str, Any], further: Iterable[int | None], vocab: int) -> list[int]:
-    """Every id that ends an output, once: of the generation config first, then the others.
+    """Return every id that ends an output, once: the generation config's first, then the others.
 
-    `further` comes from config.json and from the tokenizer: a chat fine-tune's config.json often
-    still names its base model's EOS, and only the tokenizer knows the one that ends a turn.
+    `further` comes from config.json and the tokenizer: a chat fine-tune's config.json often still
+    names its base model's EOS, and only the tokenizer knows the token that ends a turn.
     """
     configured = generation.get("eos_token_id")
     named = configured if isinstance(configured, list) else [configured]
@@ -92,7 +92,7 @@ def eos_ids(generation: dict[str, Any], further: Iterable[int | None], vocab: in
 
 
 def sampling_defaults(generation: dict[str, Any]) -> dict[str, Any]:
-    """Default sampling fields of requests; values out of range are omitted."""
+    """Return defaults for requests' sampling fields; values out of range are left out."""
     defaults: dict[str, Any] = {}
     for name in SAMPLING_DEFAULTS:
         value = generation.get(name)
@@ -127,7 +127,7 @@ class TokenizerSettings:
 
     Attributes:
         named_tokens: role (`bos_token`, `image_token`, ...) to the token's text.
-        special_tokens: every special token, named or extra, with its flags.
+        special_tokens: every special token, named or not, with its flags.
         added_tokens: by id, tokens that `tokenizer_config.json` adds or redefines.
         chat_templates: name to Jinja source; "default" is the ordinary one.
         config: `tokenizer_config.json` as it is.
@@ -141,14 +141,14 @@ class TokenizerSettings:
 
 
 def read_settings(folder: Path) -> TokenizerSettings:
-    """Settings of the tokenizer in `folder`. Raises `ModelLoadError` naming a broken file."""
+    """Read the tokenizer settings in `folder`. Raises `ModelLoadError` naming an invalid file."""
     config_path = folder / CONFIG_FILE
     config = read_object(config_path)
     settings = TokenizerSettings(config=config)
     try:
         _read_added_tokens(settings, config)
         if not settings.added_tokens:
-            # An old folder: the special tokens map next to the config lists special tokens.
+            # In old folders special_tokens_map.json says which tokens are special.
             config = config | read_object(folder / "special_tokens_map.json")
         _read_special_tokens(settings, config)
         image_token = read_object(folder / PROCESSOR_FILE).get("image_token")
@@ -163,7 +163,7 @@ def read_settings(folder: Path) -> TokenizerSettings:
 
 
 def _token(value: Any, *, special: bool) -> AddedToken:
-    """An `AddedToken` from a string or from its JSON form."""
+    """Return an `AddedToken` from a string or from its JSON form."""
     if isinstance(value, str):
         return AddedToken(value, special=special, normalized=False)
     flags = {name: bool(value[name]) for name in _FLAGS if name in value}
@@ -176,7 +176,7 @@ def _read_added_tokens(settings: TokenizerSettings, config: dict[str, Any]) -> N
 
 
 def _read_special_tokens(settings: TokenizerSettings, config: dict[str, Any]) -> None:
-    """Fill `named_tokens` and `special_tokens`, with the flags that `added_tokens` has."""
+    """Fill `named_tokens` and `special_tokens`, with the flags in `added_tokens`."""
     named = {
         key: value
         for key, value in config.items()
@@ -199,7 +199,7 @@ def _read_special_tokens(settings: TokenizerSettings, config: dict[str, Any]) ->
 
 
 def _read_templates(folder: Path, config: dict[str, Any]) -> dict[str, str]:
-    """Chat templates by name; files win over `tokenizer_config.json`."""
+    """Return chat templates by name; files take precedence over `tokenizer_config.json`."""
     templates: dict[str, str] = {}
     legacy = read_object(folder / "chat_template.json").get("chat_template")
     for source in (config.get("chat_template"), legacy):

@@ -1,4 +1,4 @@
-"""Locates a model's tokenizer files, in the form that gateways read."""
+"""Locates a model's tokenizer files, converting them to the form that gateways read if needed."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from engine.text.tokenizer import Tokenizer, load_tokenizer
 from engine.text.tokenizer_backend import TOKENIZER_FILE
 from engine.text.vocabulary_files import write_tokenizer
 
-# Only the engine converts: what `engine.text.vocabulary_files` doesn't know needs `transformers`
-# (and, for some formats, the `sentencepiece` package).
+# Only the engine converts: formats unknown to `engine.text.vocabulary_files` need `transformers`
+# (and some of them the `sentencepiece` package).
 
 
 def convert_tokenizer(
     path: str | Path, destination: str | Path, *, trust_remote_code: bool = False
 ) -> Tokenizer:
-    """Write the tokenizer of `path` to `destination` in the form `load_tokenizer` reads; load it.
+    """Convert the tokenizer of `path` to files in `destination` for `load_tokenizer`; load it.
 
     Args:
         path: a model folder without `tokenizer.json`.
         destination: a folder to write to; gateways load the tokenizer from it.
-        trust_remote_code: run Python code that the folder brings (`auto_map`).
+        trust_remote_code: run Python code in the folder (`auto_map`).
 
     Raises:
-        ModelLoadError: no tokenizer there that can be converted, or one that needs the folder's
-            own code while that isn't trusted.
+        ModelLoadError: there is no tokenizer that can be converted, or it requires the folder's
+            code, which isn't trusted.
     """
     folder = Path(path)
     if write_tokenizer(folder, Path(destination)):
@@ -41,7 +41,7 @@ def convert_tokenizer(
         slow = AutoTokenizer.from_pretrained(
             str(folder), trust_remote_code=trust_remote_code, local_files_only=True
         )
-    except Exception as error:  # the library raises a dozen kinds, and custom code any
+    except Exception as error:  # the library raises a dozen kinds, and custom code any kind
         raise ModelLoadError(
             f"{folder} has no tokenizer that can be converted: {error}", param="model"
         ) from error
@@ -58,11 +58,11 @@ log = logging.getLogger(__name__)
 
 
 def tokenizer_folder(config: EngineConfig, model_folder: Path) -> Path:
-    """The folder with `tokenizer.json`.
+    """Return the folder with `tokenizer.json`.
 
-    A hub id as `tokenizer` is downloaded, without the weights beside it. A folder that holds only a
-    slow tokenizer is converted once, into the cache. Raises `ModelLoadError` when there's nothing
-    to convert, or the tokenizer can't be downloaded.
+    If `tokenizer` is a hub id, it is downloaded without weights. A folder that has only a slow
+    tokenizer is converted once, into the cache. Raises `ModelLoadError` if nothing can be
+    converted, or the download fails.
     """
     folder = _source_folder(config, model_folder)
     if config.skip_tokenizer_init or (folder / "tokenizer.json").exists():
@@ -84,8 +84,8 @@ def tokenizer_folder(config: EngineConfig, model_folder: Path) -> Path:
 
 
 def _source_folder(config: EngineConfig, model_folder: Path) -> Path:
-    """The folder of `tokenizer`, else the model's; downloaded where it is a hub id."""
-    # Another revision of the tokenizer alone, of a model on the hub.
+    """Return the folder of `tokenizer`, or of the model; hub ids are downloaded."""
+    # Another revision of only the tokenizer, for a model on the hub.
     name = config.tokenizer or (config.model if config.tokenizer_revision else "")
     if not name:
         return model_folder
@@ -127,7 +127,7 @@ def _source_folder(config: EngineConfig, model_folder: Path) -> Path:
 
 
 def _identity(folder: Path) -> str:
-    """Changes with the folder's path and with its files' sizes and times."""
+    """Return a value that changes with the folder's path, and its files' sizes and times."""
     parts = [str(folder.resolve())]
     for path in sorted(folder.glob("*")):
         if path.is_file() and path.suffix != ".safetensors":

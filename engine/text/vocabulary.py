@@ -1,8 +1,8 @@
-"""Vocabulary pieces as bytes.
+"""Decoding of vocabulary pieces to bytes.
 
-Nearly every decoder of today's models maps each token to bytes by itself and then reads the bytes
-as UTF-8. For those (`byte_decoder` recognises them) decoding is joining bytes: O(1) a token, and a
-stream gives exactly what decoding the whole gives.
+Decoders of nearly all current models map each token to bytes separately, and decode the bytes as
+UTF-8. For these (`byte_decoder` recognizes them) decoding is concatenation: O(1) per token, and a
+stream yields exactly the text of decoding everything at once.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ UNDERLINE = "▁"
 
 
 def _byte_level_alphabet() -> dict[str, int]:
-    """GPT-2's printable stand-ins for the 256 bytes."""
+    """Return GPT-2's printable characters for the 256 bytes."""
     printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
     unprintable = [byte for byte in range(256) if byte not in printable]
     table = {chr(byte): byte for byte in printable}
@@ -28,19 +28,19 @@ _CHARACTERS = {byte: char for char, byte in _ALPHABET.items()}
 
 
 def byte_level_token(data: bytes) -> str:
-    """Bytes in GPT-2's byte alphabet."""
+    """Decode GPT-2's byte alphabet."""
     return "".join(_CHARACTERS[byte] for byte in data)
 
 
 @dataclass(frozen=True, slots=True)
 class ByteDecoder:
-    """How a decoder makes bytes of a piece.
+    """How a decoder converts pieces to bytes.
 
     Attributes:
         byte_level: pieces are written in GPT-2's byte alphabet.
-        space: the character that stands for a space, or "".
+        space: the character for a space, or "".
         byte_fallback: `<0xE2>` is a byte.
-        strip_first: "" or what the text's very first piece loses: "one" space or "all" of them.
+        strip_first: what the text's first piece loses: "", "one" space, or "all" of them.
     """
 
     byte_level: bool = False
@@ -49,7 +49,7 @@ class ByteDecoder:
     strip_first: str = ""
 
     def to_bytes(self, piece: str) -> bytes:
-        """The bytes of a piece, anywhere but at the start of the text."""
+        """Return the bytes of a piece that doesn't start the text."""
         if self.byte_level:
             try:
                 return bytes([_ALPHABET[char] for char in piece])
@@ -60,7 +60,7 @@ class ByteDecoder:
         return piece.replace(self.space, " ").encode() if self.space else piece.encode()
 
     def first_bytes(self, piece: str) -> bytes:
-        """The bytes of the text's very first piece."""
+        """Return the bytes of the text's first piece."""
         if self.strip_first == "all":
             return piece.replace(self.space, "").encode()
         data = self.to_bytes(piece)
@@ -68,7 +68,7 @@ class ByteDecoder:
 
 
 def byte_decoder(decoder: dict[str, Any] | None) -> ByteDecoder | None:
-    """Rules for a decoder's JSON, or None where pieces can't be decoded one by one."""
+    """Return rules from a decoder's JSON; None if pieces can't be decoded separately."""
     if decoder is None:
         return None
     parts = decoder["decoders"] if decoder["type"] == "Sequence" else [decoder]
@@ -82,7 +82,7 @@ def byte_decoder(decoder: dict[str, Any] | None) -> ByteDecoder | None:
 
 
 def _sentencepiece_rules(parts: list[dict[str, Any]]) -> ByteDecoder | None:
-    """Rules for Replace, ByteFallback, Fuse and Strip, the decoder of sentencepiece models."""
+    """Return rules for Replace, ByteFallback, Fuse and Strip, SentencePiece's decoder."""
     kinds = [part["type"] for part in parts]
     if kinds not in (
         ["Replace", "ByteFallback", "Fuse"],

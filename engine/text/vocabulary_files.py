@@ -1,6 +1,7 @@
-"""Tokenizers without `tokenizer.json`, from SentencePiece's, tiktoken's and Mistral's files.
+"""Builds `tokenizer.json` from vocabulary files of SentencePiece, tiktoken and Mistral.
 
-What the Python code of such folders would add (special tokens, a prefix) stands in a table here; no
+What the Python code of such folders would add (special tokens, a prefix) is in a table here; no
+code in a folder is run.
 code of a folder runs.
 """
 
@@ -37,7 +38,7 @@ from engine.text.tokenizer_files import (
 from engine.text.vocabulary import UNDERLINE
 
 SENTENCEPIECE_FILE, TEKKEN_FILE = "tokenizer.model", "tekken.json"
-#: Of a vocabulary; the largest have 5 million.
+#: Maximum bytes of a vocabulary file; the largest have 5 million.
 _MAX_BYTES = 1 << 26
 
 _CL100K = (
@@ -55,7 +56,7 @@ _KIMI = (
 )
 
 
-#: tiktoken's cl100k leaves out the id behind its last rank.
+#: tiktoken's cl100k skips the id after its last rank.
 _PHI3_SMALL_TOKENS = (
     *("<|unused_100256|>", "<|endoftext|>", "<|fim_prefix|>", "<|fim_middle|>", "<|fim_suffix|>"),
     *("<|system|>", "<|user|>", "<|assistant|>", "<|dummy_id_0|>", "<|dummy_id_1|>", "<|end|>"),
@@ -75,15 +76,15 @@ _CHATGLM_TOKENS = (
 
 @dataclass(frozen=True)
 class _Rule:
-    """What the Python code of a tokenizer does beyond its vocabulary file.
+    """What a tokenizer's Python code does beyond its vocabulary file.
 
     Attributes:
-        file: the vocabulary.
-        pattern: of tiktoken's, how a text is cut; "": the file is SentencePiece's.
-        appended: special tokens behind the last of the file.
+        file: the vocabulary's file name.
+        pattern: tiktoken's regex for splitting text; "": the file is SentencePiece's.
+        appended: special tokens after the file's last one.
         prefix: tokens before every text.
-        named: roles that tokenizer_config.json may leave out.
-        adds_bos: whether a text begins with BOS where tokenizer_config.json doesn't say.
+        named: roles that tokenizer_config.json may omit.
+        adds_bos: whether a text begins with BOS if tokenizer_config.json doesn't say.
     """
 
     file: str = SENTENCEPIECE_FILE
@@ -95,7 +96,7 @@ class _Rule:
 
 
 _LLAMA = _Rule(adds_bos=True, named={"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"})
-#: By `tokenizer_class` of tokenizer_config.json.
+#: By `tokenizer_class` in tokenizer_config.json.
 _RULES: dict[str, _Rule] = {
     **dict.fromkeys(
         (
@@ -126,7 +127,7 @@ _RULES: dict[str, _Rule] = {
     ),
     "TikTokenTokenizer": _Rule(file="tiktoken.model", pattern=_KIMI),
 }
-#: Of a class that isn't known, a file of this name can be of one form alone.
+#: For unknown classes: file names that only one format uses.
 _BY_FILE = {
     "qwen.tiktoken": _RULES["QWenTokenizer"],
     "cl100k_base.tiktoken": _RULES["Phi3SmallTokenizer"],
@@ -134,9 +135,9 @@ _BY_FILE = {
 
 
 def write_tokenizer(folder: Path, destination: Path) -> bool:
-    """Write `tokenizer.json` and the files beside it; False where this module knows no such folder.
+    """Write `tokenizer.json` and related files; return False for an unknown kind of folder.
 
-    Raises `ModelLoadError` for a file that isn't sound.
+    Raises `ModelLoadError` for an invalid file.
     """
     config = read_object(folder / CONFIG_FILE)
     if (folder / TEKKEN_FILE).is_file():
@@ -155,7 +156,7 @@ def write_tokenizer(folder: Path, destination: Path) -> bool:
             backend, named = _read(path, rule, config), dict(rule.named or {})
     except ModelLoadError:
         raise
-    except Exception as error:  # of a broken file the library raises nothing narrower
+    except Exception as error:  # the library raises nothing more specific for invalid files
         raise ModelLoadError(
             f"{path} is no vocabulary that can be read: {truncate_for_message(error)}.",
             param="model",
@@ -185,7 +186,7 @@ def _rule_of(folder: Path, config: Mapping[str, Any]) -> _Rule | None:
 
 
 def _is_text(path: Path) -> bool:
-    """Whether a vocabulary is of tiktoken's lines, not of SentencePiece's message."""
+    """Whether a vocabulary consists of tiktoken's lines instead of SentencePiece's message."""
     if not path.is_file():
         return False
     with path.open("rb") as file:
@@ -211,13 +212,13 @@ def _read(path: Path, rule: _Rule, config: Mapping[str, Any]) -> tokenizers.Toke
 
 
 def _text(token: Any) -> str | None:
-    """A token's text, from a string or its JSON form."""
+    """Return a token's text, from a string or its JSON form."""
     value = token.get("content") if isinstance(token, Mapping) else token
     return value if isinstance(value, str) else None
 
 
 def _add_frame(backend: tokenizers.Tokenizer, prefix: list[str], suffix: list[str]) -> None:
-    """Add special tokens around each text, as far as the vocabulary has them."""
+    """Add tokens around each text, if the vocabulary has them."""
     ids = {token: backend.token_to_id(token) for token in (*prefix, *suffix)}
     prefix = [token for token in prefix if ids[token] is not None]
     suffix = [token for token in suffix if ids[token] is not None]
@@ -231,7 +232,7 @@ def _add_frame(backend: tokenizers.Tokenizer, prefix: list[str], suffix: list[st
 
 
 def _add_declared(backend: tokenizers.Tokenizer, config: Mapping[str, Any], path: Path) -> None:
-    """Add what `added_tokens_decoder` declares behind the vocabulary's end."""
+    """Add the tokens of `added_tokens_decoder` after the vocabulary's end."""
     declared = config.get("added_tokens_decoder") or {}
     for index, entry in sorted((int(key), value) for key, value in declared.items()):
         token = str(entry["content"])
@@ -246,7 +247,7 @@ def _add_declared(backend: tokenizers.Tokenizer, config: Mapping[str, Any], path
 
 
 def _tiktoken_ranks(path: Path) -> dict[bytes, int]:
-    """Lines of a token in base64 and its id. Raises `ModelLoadError`."""
+    """Parse lines of a base64 token and its id. Raises `ModelLoadError`."""
     ranks: dict[bytes, int] = {}
     for number, line in enumerate(read_text(path).splitlines(), 1):
         if not line.strip():
@@ -264,7 +265,7 @@ def _tiktoken_ranks(path: Path) -> dict[bytes, int]:
 
 
 def _read_tekken(path: Path) -> tuple[tokenizers.Tokenizer, dict[str, str]]:
-    """Mistral's tekken.json: special tokens first, then bytes by rank."""
+    """Build Mistral's tekken.json: special tokens first, then bytes by rank."""
     data = parse_object(read_text(path), path)
     try:
         settings = data["config"]
@@ -299,7 +300,7 @@ def _tekken_special(data: Mapping[str, Any], count: int) -> list[str]:
 
 
 def _shifted(backend: tokenizers.Tokenizer, special: list[str]) -> tokenizers.Tokenizer:
-    """The same with special tokens in front, which moves all other ids up."""
+    """Return the tokenizer with special tokens in front, which shifts all other ids."""
     data = json.loads(backend.to_str())
     vocabulary = {token: index + len(special) for token, index in data["model"]["vocab"].items()}
     data["model"]["vocab"] = {**{token: n for n, token in enumerate(special)}, **vocabulary}
@@ -309,7 +310,7 @@ def _shifted(backend: tokenizers.Tokenizer, special: list[str]) -> tokenizers.To
 
 
 def _sentencepiece(path: Path) -> tokenizers.Tokenizer:
-    """A BPE model. Raises `ModelLoadError` for other kinds."""
+    """Parse a BPE model. Raises `ModelLoadError` for other kinds."""
     tokens: list[str] = []
     kinds: list[int] = []
     scores: list[float] = []
@@ -360,7 +361,7 @@ def _sentencepiece(path: Path) -> tokenizers.Tokenizer:
 
 
 def _fields(message: bytes) -> Iterator[tuple[int, Any]]:
-    """Fields of a message: number, and an integer or bytes. Raises `ValueError`."""
+    """Yield fields of a message: number, and an integer or bytes. Raises `ValueError`."""
     offset = 0
     while offset < len(message):
         key, offset = _varint(message, offset)

@@ -1,1 +1,1 @@
-"""Checkpoints that were quantised beforehand: what each format keeps, and what it means."""
+"""Formats of quantized checkpoints: their tensors, and what these mean."""

@@ -1,4 +1,4 @@
-"""What a checkpoint format must tell: `CheckpointFormat`."""
+"""`CheckpointFormat`: the interface of a quantized checkpoint format."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from engine.contract.errors import ModelLoadError
 from engine.contract.safe_pattern import SafePattern
 from engine.quantization.packing import WeightSource
 
-#: Of a pattern, in a message.
+#: Maximum length of a pattern in a message.
 _MAX_MESSAGE_CHARS = 64
 
 
 class ConfigFields:
-    """An object of config.json. `ModelLoadError` names what is wrong, with its path as `param`."""
+    """An object of config.json. `ModelLoadError` says what is wrong, with its path as `param`."""
 
     def __init__(self, values: Any, path: str = "quantization_config") -> None:
         if not isinstance(values, Mapping):
@@ -26,20 +26,20 @@ class ConfigFields:
         self._values, self.path = values, path
 
     def error(self, name: str, why: str) -> ModelLoadError:
-        """An error that names the field."""
+        """Return an error that names the field."""
         path = f"{self.path}.{name}"
         return ModelLoadError(f"config.json: {path} {why}.", param=path)
 
     def get(self, name: str) -> Any:
-        """Whatever is there; None: nothing."""
+        """Return a field's value of any type; None if missing."""
         return self._values.get(name)
 
     def names(self) -> Iterable[str]:
-        """Of all fields."""
+        """Return the names of all fields."""
         return self._values.keys()
 
     def integer(self, name: str, default: int | None, choices: Iterable[int] = ()) -> int:
-        """A whole number; of `choices` ones where they're given."""
+        """Return an integer, of `choices` if given."""
         value = self._values.get(name)
         value = default if value is None else value
         if type(value) is not int:
@@ -49,7 +49,7 @@ class ConfigFields:
         return value
 
     def boolean(self, name: str, default: bool) -> bool:
-        """True or false."""
+        """Return a boolean."""
         value = self._values.get(name)
         value = default if value is None else value
         if type(value) is not bool:
@@ -57,7 +57,7 @@ class ConfigFields:
         return value
 
     def string(self, name: str, default: str = "") -> str:
-        """A string, in lower case."""
+        """Return a string, in lower case."""
         value = self._values.get(name)
         value = default if value is None else value
         if not isinstance(value, str):
@@ -65,7 +65,7 @@ class ConfigFields:
         return value.lower()
 
     def words(self, name: str) -> list[str]:
-        """A list of strings."""
+        """Return a list of strings."""
         value = self._values.get(name)
         if value is None:
             return []
@@ -74,12 +74,12 @@ class ConfigFields:
         return value
 
     def object(self, name: str) -> ConfigFields | None:
-        """An object within it; None: there is none."""
+        """Return a nested object; None if missing."""
         value = self._values.get(name)
         return None if value is None else ConfigFields(value, f"{self.path}.{name}")
 
     def pair(self, name: str) -> tuple[int, int] | None:
-        """Two positive whole numbers; None: they aren't there."""
+        """Return two positive integers; None if missing."""
         value = self._values.get(name)
         if value is None:
             return None
@@ -90,7 +90,7 @@ class ConfigFields:
 
 
 def pattern(fields: ConfigFields, name: str, text: str) -> SafePattern:
-    """A `re:` pattern of a list of layers. Raises `ModelLoadError` for one that isn't read."""
+    """Compile a `re:` pattern in a list of layers. Raises `ModelLoadError` if unsupported."""
     try:
         return SafePattern(text)
     except ValueError as error:
@@ -102,46 +102,45 @@ def pattern(fields: ConfigFields, name: str, text: str) -> SafePattern:
 Dtypes = Collection[torch.dtype]
 FLOATS = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 FLOAT8 = (torch.float8_e4m3fn, torch.float8_e5m2)
-#: Powers of two as scales.
+#: Bias of the exponents of power-of-two scales.
 POWERS = (torch.float8_e8m0fnu,)
-#: Of such a power that isn't a number.
+#: Exponent that means NaN.
 NAN_EXPONENT = 255
 
 
 class TensorSource(Protocol):
-    """Where they come from."""
+    """Source of a checkpoint's tensors."""
 
     @property
     def where(self) -> str:
-        """Of which checkpoint they are, for messages."""
+        """The checkpoint's name, for messages."""
 
     @property
     def metadata(self) -> Mapping[str, str]:
-        """Words of the files' headers."""
+        """Metadata in the files' headers."""
 
     def __contains__(self, name: str) -> bool: ...
 
     def names(self) -> Iterable[str]:
-        """All of them."""
+        """Return all names."""
 
     def stored_shape(self, name: str) -> tuple[int, ...]:
-        """Its shape, by the header."""
+        """Return a tensor's shape, by the header."""
 
     def stored_dtype(self, name: str) -> torch.dtype | None:
-        """Its dtype, by the header; None: an unknown one."""
+        """Return a tensor's dtype, by the header; None: an unknown one."""
 
     def stored(self, name: str) -> Tensor:
-        """As it is kept, whatever its dtype, backed by the mapped file.
+        """Return a tensor as stored, with any dtype, backed by the mapped file.
 
-        Raises `ModelLoadError` where it is absent or of an unknown dtype.
+        Raises `ModelLoadError` if it is missing or has an unknown dtype.
         """
 
 
 class LayerTensors:
-    """The tensors that make up one packed weight, by what follows the layer's name.
+    """The tensors of one packed weight, by the suffix after the layer's name.
 
-    Each is checked as it's taken; `ModelLoadError` names the tensor, and as `param` what follows
-    the layer's name.
+    Each is validated when read. `ModelLoadError` names the tensor, and has the suffix as `param`.
     """
 
     def __init__(self, tensors: TensorSource, module: str, joint: str = ".") -> None:
@@ -151,15 +150,15 @@ class LayerTensors:
         return self.name(suffix) in self.tensors
 
     def name(self, suffix: str) -> str:
-        """A tensor's whole name."""
+        """Return a tensor's full name."""
         return f"{self.module}{self._joint}{suffix}"
 
     def error(self, suffix: str, why: str) -> ModelLoadError:
-        """An error that names the tensor."""
+        """Return an error that names the tensor."""
         return ModelLoadError(f"{self.tensors.where}: {self.name(suffix)!r} {why}.", param=suffix)
 
     def shape(self, suffix: str, dims: int) -> tuple[int, ...]:
-        """A tensor's shape, which must have that many dimensions, none of them empty."""
+        """Return a tensor's shape, which must have that many dimensions, none of size 0."""
         if suffix not in self:
             raise self.error(suffix, "isn't there, and the layer's other tensors need it")
         shape = self.tensors.stored_shape(self.name(suffix))
@@ -168,7 +167,7 @@ class LayerTensors:
         return shape
 
     def read(self, suffix: str, dtypes: Dtypes, shape: tuple[int, ...] | None = None) -> Tensor:
-        """A tensor of one of these dtypes and, where it's given, this shape."""
+        """Return a tensor of one of these dtypes, with this shape if given."""
         if suffix not in self:
             raise self.error(suffix, "isn't there, and the layer's other tensors need it")
         tensor = self.tensors.stored(self.name(suffix))
@@ -180,14 +179,14 @@ class LayerTensors:
         return tensor
 
     def number(self, suffix: str, dtypes: Dtypes) -> int:
-        """A tensor of one whole number."""
+        """Return the value of a tensor with one integer."""
         tensor = self.read(suffix, dtypes)
         if tensor.numel() != 1:
             raise self.error(suffix, f"has shape {tuple(tensor.shape)}, not one number")
         return int(tensor)
 
     def scales(self, suffix: str, *shapes: tuple[int, ...], dtypes: Dtypes = FLOATS) -> Tensor:
-        """A tensor of scales of one of these shapes, all finite."""
+        """Return a tensor of finite scales with one of these shapes."""
         tensor = self.read(suffix, dtypes)
         if tuple(tensor.shape) not in shapes:
             expected = " or ".join(str(shape) for shape in shapes)
@@ -197,7 +196,7 @@ class LayerTensors:
         return tensor
 
     def scalar(self, suffix: str) -> float:
-        """A single scale: finite and not zero."""
+        """Return a single scale, finite and not zero."""
         value = float(self.scales(suffix, (), (1,), (1, 1)).float().flatten()[0])
         if value == 0.0:
             raise self.error(suffix, "is zero")
@@ -205,17 +204,17 @@ class LayerTensors:
 
 
 def modules_with(tensors: TensorSource, suffix: str) -> list[str]:
-    """The layers that have a tensor of that name behind theirs."""
+    """Return the layers that have a tensor with that suffix."""
     tail = f".{suffix}"
     return sorted(name.removesuffix(tail) for name in tensors.names() if name.endswith(tail))
 
 
 class CheckpointFormat(ABC):
-    """How one method keeps weights. See docs/extending.md.
+    """How one method stores weights. See docs/extending.md.
 
     Args:
-        fields: the checkpoint's `quantization_config`. Raises `ModelLoadError` for one that the
-            format doesn't know, with the field's path as `param`.
+        fields: the checkpoint's `quantization_config`. Raises `ModelLoadError` for an unsupported
+            one, with the field's path as `param`.
     """
 
     name: str
@@ -225,20 +224,19 @@ class CheckpointFormat(ABC):
 
     @abstractmethod
     def modules(self, tensors: TensorSource) -> Iterable[str]:
-        """Names of the layers that are packed, without `.weight`."""
+        """Return names of packed layers, without `.weight`."""
 
     @abstractmethod
     def suffixes(self) -> Iterable[str]:
-        """What may follow a packed layer's name: its tensors, those that aren't needed included."""
+        """Return suffixes that a packed layer's tensors may have, including unused tensors."""
 
     def tensors_of(self, module: str) -> Iterable[str]:
-        """Names of the tensors that may be a packed layer's."""
+        """Return names that a packed layer's tensors may have."""
         return (f"{module}.{suffix}" for suffix in self.suffixes())
 
     @abstractmethod
     def matrix(self, parts: LayerTensors) -> WeightSource:
-        """A packed layer's weight [N, K].
+        """Return a packed layer's weight [N, K], which refers only to views of the file.
 
-        Raises `ModelLoadError` where its tensors don't fit each other, and for scales that aren't
-        finite. Holds nothing but views of the file.
+        Raises `ModelLoadError` if its tensors are inconsistent, or scales aren't finite.
         """

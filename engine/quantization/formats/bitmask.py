@@ -1,7 +1,7 @@
-"""compressed-tensors' sparse weights: values that aren't zero, and a bit mask of their places.
+"""compressed-tensors' sparse weights: nonzero values, and a bit mask of their positions.
 
-`compressed` [n], or [N, K / 2] where two of four neighbours are kept, `bitmask` uint8
-[N, ceil(K / 8)], the lowest bit first, `shape` (N, K); `row_offsets` follow from the mask.
+`compressed` [n], or [N, K / 2] with two of four neighbors stored; `bitmask` uint8
+[N, ceil(K / 8)], lowest bit first; `shape` (N, K); `row_offsets` follow from the mask.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from torch import Tensor
 from engine.quantization.formats.base import Dtypes, LayerTensors
 from engine.quantization.packing import DequantizedSource, Rows
 
-#: Rows whose mask is unpacked at a time while it is checked.
+#: Number of rows whose mask is unpacked at once for validation.
 _ROWS_AT_ONCE = 256
 
 
 class SparseRows:
-    """A weight [N, K] that is made dense a few rows at a time.
+    """A weight [N, K] that is converted to dense a few rows at a time.
 
-    Raises `ModelLoadError` where mask, shape and values contradict each other.
+    Raises `ModelLoadError` if mask, shape and values are inconsistent.
     """
 
     def __init__(self, parts: LayerTensors, dtypes: Dtypes) -> None:
@@ -44,10 +44,10 @@ class SparseRows:
         return bits.flatten(1)[:, : self.shape[1]].bool()
 
     def __getitem__(self, rows: Rows) -> Tensor:
-        """Those rows [n, K], in the stored dtype."""
+        """Return rows [n, K], in the stored dtype."""
         ends = self._ends.tolist()
         numbers = range(self.shape[0])[rows] if isinstance(rows, slice) else rows.tolist()
-        is_byte = self.dtype.itemsize == 1  # torch indexes no 8-bit floats
+        is_byte = self.dtype.itemsize == 1  # torch can't index 8-bit floats
         values = self._values.view(torch.uint8) if is_byte else self._values
         chunks = [values[ends[number - 1] if number else 0 : ends[number]] for number in numbers]
         mask = self._dense_mask(rows)
@@ -57,7 +57,7 @@ class SparseRows:
 
 
 class SparseSource(DequantizedSource):
-    """A sparse weight that isn't quantised."""
+    """A sparse weight that isn't quantized."""
 
     quantized: bool = False
 
@@ -73,7 +73,7 @@ class SparseSource(DequantizedSource):
 
 
 def stored_weight(parts: LayerTensors, dtypes: Dtypes) -> Tensor | SparseRows:
-    """A layer's `weight` [N, K] of these dtypes, or what is kept of it where it is sparse."""
+    """Return a layer's `weight` [N, K] of these dtypes, dense or sparse."""
     if "compressed" in parts:
         return SparseRows(parts, dtypes)
     parts.shape("weight", 2)

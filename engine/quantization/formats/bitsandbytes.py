@@ -1,9 +1,9 @@
-"""bitsandbytes: nf4 and fp4 with a table, whose scales may be quantised themselves, and int8.
+"""bitsandbytes: nf4 and fp4 with a table, whose scales may be quantized too, and int8.
 
-Four bits: `weight` uint8 [N * K / 2, 1] (the first value of two in the high half), whose bytes may
-be told as floats; `weight.absmax` for each block of the flattened weight, `weight.quant_map` [16],
-and a JSON in `weight.quant_state.bitsandbytes__nf4`; nested scales have `weight.nested_absmax` and
-`weight.nested_quant_map`. Eight: `weight` int8 [N, K] and `SCB` [N], 127 times the scales.
+Four bits: `weight` uint8 [N * K / 2, 1] (the first of two values in the high half), whose bytes may
+be declared as floats; `weight.absmax` for each block of the flattened weight, `weight.quant_map`
+[16], and JSON in `weight.quant_state.bitsandbytes__nf4`; nested scales add `weight.nested_absmax`
+and `weight.nested_quant_map`. Eight: `weight` int8 [N, K] and `SCB` [N], 127 times the scales.
 (Dettmers et al., "QLoRA", 2023.)
 """
 
@@ -37,9 +37,9 @@ from engine.quantization.packing import Rows, WeightSource
 _FLOAT = (torch.float32,)
 _STATES = {kind: f"weight.quant_state.bitsandbytes__{kind}" for kind in ("nf4", "fp4")}
 _SMALL = ("absmax", "quant_map", "nested_absmax", "nested_quant_map")
-#: Any of them marks a layer that is packed.
+#: Suffixes that each identify a packed layer.
 _MARKS = ("weight.absmax", *_STATES.values(), "SCB")
-#: Bytes of the JSON beside a weight: a few names and numbers.
+#: Maximum bytes of a weight's JSON: a few names and numbers.
 _MAX_STATE_BYTES = 4096
 
 
@@ -54,7 +54,7 @@ class BitsAndBytes(CheckpointFormat):
             raise fields.error("load_in_4bit", "and load_in_8bit are both off")
 
     def modules(self, tensors: TensorSource) -> Iterable[str]:
-        """See `CheckpointFormat`: a layer's name, too, whose weight is bytes without scales."""
+        """See `CheckpointFormat`; includes a layer whose weight is bytes without scales."""
         scaled = [name for suffix in _MARKS for name in modules_with(tensors, suffix)]
         packed = (torch.uint8, torch.int8)
         weights = modules_with(tensors, "weight")
@@ -115,13 +115,13 @@ def _four_bits(parts: LayerTensors) -> WeightSource:
         lambda selected: nibbles(flat[selected], high_first=True),
         lambda _: table[None],
         factors,
-        # Blocks go on from row to row: a row may begin within one.
+        # Blocks don't end with rows: a row may begin within one.
         group=kernel_group_size(math.gcd(block, columns), columns),
     )
 
 
 def _scales(parts: LayerTensors, state: _State, blocks: int) -> Callable[[Tensor], Tensor]:
-    """The scales of numbered blocks."""
+    """Return the scales of blocks by index."""
     if "weight.nested_absmax" not in parts:
         scales = parts.scales("weight.absmax", (blocks,), dtypes=_FLOAT)
         return lambda selected: scales[selected]
@@ -134,7 +134,7 @@ def _scales(parts: LayerTensors, state: _State, blocks: int) -> Callable[[Tensor
 
 
 class _State:
-    """The JSON beside a weight."""
+    """A weight's JSON."""
 
     def __init__(self, parts: LayerTensors, suffix: str) -> None:
         self._parts, self._suffix = parts, suffix
@@ -150,21 +150,21 @@ class _State:
         self._values = state
 
     def number(self, name: str) -> int:
-        """A positive whole number."""
+        """Return a positive integer."""
         value = self._values.get(name)
         if type(value) is not int or value < 1:
             raise self._parts.error(self._suffix, f"has {name} {value!r}")
         return value
 
     def real(self, name: str) -> float:
-        """A finite number."""
+        """Return a finite number."""
         value = self._values.get(name)
         if not isinstance(value, int | float) or not math.isfinite(value):
             raise self._parts.error(self._suffix, f"has {name} {value!r}")
         return float(value)
 
     def shape(self, name: str) -> tuple[int, int]:
-        """Two positive whole numbers."""
+        """Return two positive integers."""
         value = self._values.get(name)
         if not isinstance(value, list) or len(value) != 2 or not all(map(_is_size, value)):
             raise self._parts.error(self._suffix, f"has {name} {value!r}")

@@ -1,4 +1,4 @@
-"""AQLM: sums of vectors out of codebooks.
+"""AQLM: sums of vectors from codebooks.
 
 `codes` int8 or int16 [N / out, K / in, books], `codebooks` [books, entries, out, in], `scales`
 [N / out, 1, 1, 1]. (Egiazarian et al., "Extreme Compression of Large Language Models via Additive
@@ -22,7 +22,7 @@ from engine.quantization.formats.base import (
 from engine.quantization.formats.matrices import CodebookMatrix, row_numbers, unpack_stream
 from engine.quantization.packing import DequantizedSource, Rows, WeightSource
 
-# SqueezeLLM: `qweight` int32 [K / 8, N] of entries in `lookup_table` [N, 16].
+# SqueezeLLM: `qweight` int32 [K / 8, N] of indices into `lookup_table` [N, 16].
 #
 # (Kim et al., "SqueezeLLM", 2023.)
 
@@ -98,13 +98,13 @@ class AQLM(CheckpointFormat):
 
 def _check_codes(parts: LayerTensors, codes: Tensor, entries: int) -> None:
     if entries == _WIDTHS[codes.dtype]:
-        return  # they may be negative: unsigned ones, kept as if they were signed
+        return  # they may be negative: unsigned codes, stored as signed
     if int(codes.min()) < 0 or int(codes.max()) >= entries:
         raise parts.error("codes", f"names an entry that isn't among the {entries}")
 
 
 class _Sums(DequantizedSource):
-    """A `WeightSource` of sums out of codebooks."""
+    """A `WeightSource` of sums of codebook vectors."""
 
     quantized = False
     bits = 2

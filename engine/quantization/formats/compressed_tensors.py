@@ -1,9 +1,9 @@
-"""compressed-tensors, as LLM Compressor writes it: each group of layers has a scheme of its own.
+"""compressed-tensors, as LLM Compressor writes it: each group of layers has a separate scheme.
 
 - integers of up to 8 bits, packed (`weight_packed` int32, `weight_shape`) or not (`weight` int8),
-  with `weight_scale` [N, groups], maybe `weight_zero_point` (packed along N) and `weight_g_idx`;
+  with `weight_scale` [N, groups], optional `weight_zero_point` (packed along N) and `weight_g_idx`;
 - FP8 and MXFP8 (`weight`, `weight_scale`), NVFP4 and MXFP4 (`weight_packed` uint8);
-- any `weight` as a bit mask and what it names (`bitmask.py`), and Marlin's 2:4 sparse integers
+- any `weight` as a bit mask and its nonzero values (`bitmask.py`), and Marlin's 2:4 sparse integers
   (`weight_packed`, `scale_packed`, `meta`; `marlin.py`).
 """
 
@@ -46,26 +46,26 @@ from engine.quantization.formats.matrices import (
 from engine.quantization.packing import Rows, WeightSource
 
 _STRATEGIES = ("tensor", "channel", "group", "block", "tensor_group")
-#: Classes of layers that stand for all of them.
+#: Class names that stand for all linear layers.
 _CLASSES = ("Linear", "Embedding", "ParallelLMHead", "FusedMoE")
 
-#: Of `config_groups`, and of patterns in them: each layer is held against each.
+#: Maximum numbers of `config_groups`, and of patterns: each layer is matched with each pattern.
 _MAX_GROUPS, _MAX_PATTERNS = 1024, 64
-#: Of a target, in a message.
+#: Maximum length of a target in a message.
 _MAX_MESSAGE_CHARS = 64
 
 
 @dataclass(frozen=True, slots=True)
 class WeightScheme:
-    """How the weights of some layers are kept.
+    """How the weights of some layers are stored.
 
     Attributes:
-        bits: of a value. floats: it's a float.
-        group: neighbours of a row that share a scale; 0: all of a row, or of the weight.
-        block: rows and columns that share a scale; None: no such blocks.
-        symmetric: there are no zero points.
-        of_class: a class of layers is named, not layers.
-        fields: where it was read.
+        bits: bits per value. floats: whether values are floats.
+        group: neighbors in a row that share a scale; 0: the complete row, or weight.
+        block: rows and columns that share a scale; None: no blocks.
+        symmetric: whether there are no zero points.
+        of_class: whether targets are classes of layers instead of layers.
+        fields: the config that it was read from.
     """
 
     bits: int
@@ -80,15 +80,15 @@ class WeightScheme:
 
     @property
     def kind(self) -> tuple[object, ...]:
-        """What two schemes that mean the same have in common."""
+        """Return what schemes with the same meaning have in common."""
         return self.bits, self.floats, self.group, self.block, self.symmetric
 
     def names(self, module: str) -> bool:
-        """Whether a layer is named."""
+        """Whether a layer is named as a target."""
         return module in self._exact
 
     def matches(self, module: str) -> bool:
-        """Whether a layer is matched by a pattern.
+        """Whether a layer matches a pattern.
 
         Raises `ModelLoadError` for a pattern that takes too long.
         """
@@ -99,9 +99,9 @@ class WeightScheme:
 
 
 def weight_schemes(fields: ConfigFields) -> list[WeightScheme]:
-    """All of them.
+    """Return all schemes.
 
-    Raises `ModelLoadError` for what isn't known, and for layers that two of them name.
+    Raises `ModelLoadError` for unsupported schemes, and for layers that two schemes name.
     """
     groups = fields.object("config_groups")
     if groups is None:
@@ -134,9 +134,9 @@ def _check_targets(fields: ConfigFields, schemes: Iterable[WeightScheme]) -> Non
 
 
 def scheme_for(module: str, schemes: Sequence[WeightScheme]) -> WeightScheme | None:
-    """The one that names a layer, else the one that matches it, else the one of its class.
+    """Return the scheme that names a layer, else the one that matches it, else that of its class.
 
-    Raises `ModelLoadError` where patterns of several schemes match it.
+    Raises `ModelLoadError` if patterns of several schemes match it.
     """
     for scheme in schemes:
         if scheme.names(module):
@@ -176,7 +176,7 @@ def _scheme(entry: ConfigFields, weights: ConfigFields) -> WeightScheme:
 
 
 def has_weights(values: object) -> bool:
-    """Whether a `quantization_config` is of more than the KV cache."""
+    """Whether a `quantization_config` covers more than the KV cache."""
     groups = values.get("config_groups") if isinstance(values, dict) else None
     if groups is not None and not isinstance(groups, dict):
         path = "quantization_config.config_groups"
@@ -185,7 +185,7 @@ def has_weights(values: object) -> bool:
 
 
 def packed_matrix(parts: LayerTensors, scheme: WeightScheme) -> WeightSource:
-    """`weight_packed`: counted from 0, so that 2^(bits - 1) stands for nothing."""
+    """Read `weight_packed`, unsigned integers in which 2^(bits - 1) stands for 0."""
     bits = scheme.bits
     rows, columns = _packed_shape(parts, bits)
     words = parts.read("weight_packed", (torch.int32,))
@@ -215,7 +215,7 @@ def packed_matrix(parts: LayerTensors, scheme: WeightScheme) -> WeightSource:
 
 
 def unpacked_matrix(parts: LayerTensors, scheme: WeightScheme) -> WeightSource:
-    """`weight` int8."""
+    """Read `weight` int8."""
     stored = stored_weight(parts, (torch.int8,))
     rows, columns = stored.shape
     group, groups, scales = _scales(parts, scheme, rows, columns)
@@ -241,7 +241,7 @@ def unpacked_matrix(parts: LayerTensors, scheme: WeightScheme) -> WeightSource:
 def _unpacked_zeros(
     parts: LayerTensors, rows: int, groups: int, points: Tensor, middle: int
 ) -> Callable[[Rows], Tensor]:
-    """Zero points int8, a byte each, counted from -`middle` on."""
+    """Read int8 zero points, one per byte, with an offset of -`middle`."""
     if points.numel() not in (1, rows * groups):
         raise parts.error("weight_zero_point", f"has shape {tuple(points.shape)}")
     shaped = points.reshape(-1, 1 if points.numel() == 1 else groups).expand(rows, groups)
@@ -249,18 +249,18 @@ def _unpacked_zeros(
 
 
 def _refuse_zero_points(parts: LayerTensors, zeros: Callable[[Rows], Tensor], middle: int) -> None:
-    """Of a weight that config.json says has no zero points: those that are there stand for none."""
+    """Check a weight without zero points by config.json: those present must be neutral."""
     if bool((zeros(slice(None)) != middle).any()):
         raise parts.error("weight_zero_point", "is there, but config.json says symmetric")
 
 
 def _padded(words: Tensor, bits: int) -> Tensor:
-    """With whole runs of `bits` words."""
+    """Round up to complete groups of `bits` words."""
     return torch.nn.functional.pad(words, (0, -words.shape[1] % bits))
 
 
 def _packed_shape(parts: LayerTensors, bits: int) -> tuple[int, int]:
-    """What `weight_shape` says, held against the words that are there."""
+    """Return the shape in `weight_shape`, checked against the size of the words."""
     stored_shape = parts.read("weight_shape", (torch.int64, torch.int32), (2,)).tolist()
     rows, words = parts.shape("weight_packed", 2)
     columns = stored_shape[1]
@@ -276,7 +276,7 @@ def _packed_shape(parts: LayerTensors, bits: int) -> tuple[int, int]:
 def _scales(
     parts: LayerTensors, scheme: WeightScheme, rows: int, columns: int
 ) -> tuple[int, int, Tensor]:
-    """Group size, number of groups and scales [N, groups]."""
+    """Return group size, number of groups and scales [N, groups]."""
     group = min(scheme.group or columns, columns)
     groups = -(-columns // group)
     if scheme.block is not None:
@@ -293,7 +293,7 @@ def _packed_zeros(
     parts: LayerTensors, bits: int, rows: int, groups: int
 ) -> Callable[[Rows], Tensor]:
     words = parts.read("weight_zero_point", (torch.int32, torch.int8))
-    if words.dtype == torch.int8:  # one for the whole weight isn't packed
+    if words.dtype == torch.int8:  # a single one for the weight isn't packed
         return _unpacked_zeros(parts, rows, groups, words, 1 << (bits - 1))
     dense, loose = -(-rows * bits // WORD), -(-rows // pack_factor(bits))
     if words.dim() != 2 or words.shape[1] != groups or words.shape[0] not in (dense, loose):
@@ -311,7 +311,7 @@ def _order(parts: LayerTensors, columns: int, groups: int, group: int) -> Tensor
     if "weight_g_idx" not in parts:
         return None
     group_ids = parts.read("weight_g_idx", (torch.int32, torch.int64), (columns,))
-    if bool((group_ids == -1).all()):  # what was begun without being sorted
+    if bool((group_ids == -1).all()):  # initial value of unsorted weights
         return None
     return group_order(parts, "weight_g_idx", columns, groups, group)
 
@@ -343,7 +343,7 @@ class CompressedTensors(CheckpointFormat):
             _refuse_format(scheme.fields)
 
     def modules(self, tensors: TensorSource) -> Iterator[str]:
-        """See `CheckpointFormat`: what is packed, whatever the ignore list says."""
+        """See `CheckpointFormat`: layers with packed tensors, regardless of the ignore list."""
         yield from modules_with(tensors, "weight_packed")
         yield from modules_with(tensors, "compressed")
         for name in modules_with(tensors, "weight"):

@@ -1,7 +1,7 @@
-"""e2m1: floats of four bits, two in a byte, with a scale for 16 or 32 neighbours of a row.
+"""e2m1: 4-bit floats, two in a byte, with a scale for 16 or 32 neighbors in a row.
 
-Twice such a float is a whole number from -12 to 12, so that integers of 8 bits hold it
-exactly where no kernel has these floats.
+Twice such a float is an integer from -12 to 12, so 8-bit integers hold it exactly for kernels
+without these floats.
 """
 
 from __future__ import annotations
@@ -42,10 +42,10 @@ def e2m1_matrix(
     )  # fmt: skip
 
 
-# MXFP4 as gpt-oss keeps its experts: `gate_up_proj_blocks` and `gate_up_proj_scales`.
+# MXFP4 as in gpt-oss's experts: `gate_up_proj_blocks` and `gate_up_proj_scales`.
 #
-# Blocks uint8 [experts, rows, groups, 16] hold e2m1, scales uint8 [experts, rows, groups] powers of
-# two for 32 neighbours. (OCP Microscaling Formats 1.0.)
+# Blocks uint8 [experts, rows, groups, 16] contain e2m1, scales uint8 [experts, rows, groups] powers
+# of two for 32 neighbors. (OCP Microscaling Formats 1.0.)
 
 
 MXFP4_GROUP = 32
@@ -53,7 +53,7 @@ _BLOCKS, _SCALES = "_blocks", "_scales"
 
 
 class MXFP4(CheckpointFormat):
-    """See `CheckpointFormat`. A packed weight is one expert's: `experts.gate_up_proj#3`."""
+    """See `CheckpointFormat`. A packed weight is that of one expert: `experts.gate_up_proj#3`."""
 
     name = "mxfp4"
 
@@ -91,8 +91,8 @@ class MXFP4(CheckpointFormat):
         return e2m1_matrix("mxfp4", blocks.view(rows, groups * half), powers, MXFP4_GROUP)
 
 
-# ModelOpt (NVIDIA): FP8 with a scale, for blocks or (MXFP8) 32 neighbours, and NVFP4: e2m1 with
-# e4m3 scales and one for all.
+# ModelOpt (NVIDIA): FP8 with one scale, scales of blocks or (MXFP8) of 32 neighbors; and NVFP4:
+# e2m1 with e4m3 scales and a global one.
 
 
 NVFP4_GROUP = 16
@@ -103,7 +103,7 @@ _ALGORITHMS = (
 
 
 class ModelOpt(CheckpointFormat):
-    """See `CheckpointFormat`. Its config may stand in `hf_quant_config.json`."""
+    """See `CheckpointFormat`. Its config may be in `hf_quant_config.json`."""
 
     name = "modelopt"
 
@@ -146,7 +146,7 @@ def _has_exponents(parts: LayerTensors) -> bool:
 
 
 def nvfp4_matrix(parts: LayerTensors, suffix: str, factor: float, source: str) -> WeightSource:
-    """e2m1 [N, K / 2] with e4m3 scales of 16 neighbours, and `factor` for all of them."""
+    """e2m1 [N, K / 2] with e4m3 scales of 16 neighbors, and the global scale `factor`."""
     rows, half = parts.shape(suffix, 2)
     if 2 * half % NVFP4_GROUP:
         raise parts.error(suffix, f"has {2 * half} columns, not whole groups of {NVFP4_GROUP}")
@@ -157,7 +157,7 @@ def nvfp4_matrix(parts: LayerTensors, suffix: str, factor: float, source: str) -
 
 
 def quantization_of(config: object, where: str) -> dict[str, object]:
-    """`hf_quant_config.json` as a `quantization_config`. Raises `ModelLoadError`."""
+    """Return `hf_quant_config.json` as a `quantization_config`. Raises `ModelLoadError`."""
     if not isinstance(config, dict) or not isinstance(config.get("quantization"), dict):
         raise ModelLoadError(f"{where} has no object named quantization.", param="quantization")
     return {"quant_method": "modelopt", **config}

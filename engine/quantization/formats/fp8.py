@@ -1,8 +1,8 @@
-"""Weights in e4m3 or e5m2 with their scales: `fp8`, `fbgemm_fp8`, and what others have so.
+"""Weights in e4m3 or e5m2 with scales: `fp8`, `fbgemm_fp8`, and similar formats.
 
-`weight` float8 [N, K], and `weight_scale` (or `weight_scale_inv`, which is no inverse either) for
-all of it, for each row, or for blocks of rows and columns; of MXFP8 exponents for 32 neighbours.
-Scales of activations are read by none: activations stay as they are.
+`weight` float8 [N, K], and `weight_scale` (or `weight_scale_inv`, which isn't an inverse either)
+for the complete weight, for each row, or for blocks; in MXFP8 exponents for 32 neighbors. Scales of
+activations are ignored: activations aren't quantized.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from engine.quantization.formats.bitmask import SparseRows, stored_weight
 from engine.quantization.formats.matrices import ScaledMatrix
 from engine.quantization.packing import WeightSource
 
-#: Of scales that are powers of two.
+#: Dtype of scales that are powers of two.
 EXPONENTS = (*POWERS, torch.uint8)
 _SCALES = ("weight_scale_inv", "weight_scale")
 
@@ -58,7 +58,7 @@ class FP8(CheckpointFormat):
 
 
 def float8_modules(tensors: TensorSource) -> list[str]:
-    """The layers whose `weight` is kept in 8-bit floats."""
+    """Return the layers whose `weight` consists of 8-bit floats."""
     modules = modules_with(tensors, "weight")
     return [name for name in modules if tensors.stored_dtype(f"{name}.weight") in FLOAT8]
 
@@ -70,7 +70,7 @@ def float8_matrix(
     source: str,
     dtypes: Dtypes = (*FLOATS, *EXPONENTS),
 ) -> WeightSource:
-    """A weight of 8-bit floats; how its scales, of these dtypes, lie is seen by their shape."""
+    """A weight of 8-bit floats; the shape of its scales, of these dtypes, shows their layout."""
     values = stored_weight(parts, FLOAT8)
     rows, columns = values.shape
     shapes = [(), (1,), (1, 1), (rows,), (rows, 1)]
@@ -84,14 +84,14 @@ def float8_matrix(
 
 
 def _powers(parts: LayerTensors, suffix: str, exponents: Tensor) -> Tensor:
-    """Powers of two (e8m0), which MXFP8 keeps as bytes."""
+    """Return powers of two (e8m0), which MXFP8 stores as bytes."""
     if bool((exponents == NAN_EXPONENT).any()):
         raise parts.error(suffix, "has values that aren't finite")
     return exponents.view(POWERS[0])
 
 
 def _as_two(scales: Tensor, rows: int) -> Tensor:
-    """[rows or 1, columns]; ModelOpt's of blocks are [rows, 1, columns, 1]."""
+    """Return scales as [rows or 1, columns]; ModelOpt's of blocks are [rows, 1, columns, 1]."""
     if scales.dim() == 4:
         return scales[:, 0, :, 0]
     return scales.reshape(1 if scales.numel() == 1 else rows, 1) if scales.dim() < 2 else scales

@@ -1,7 +1,7 @@
 """GPTQ, as AutoGPTQ, GPTQModel and AutoRound write it.
 
 `qweight` int32 [K * bits / 32, N] and `qzeros` int32 [groups, N * bits / 32] without gaps, `scales`
-[groups, N], `g_idx` int32 [K]: the group of each input. Version 1 keeps zero points less one.
+[groups, N], `g_idx` int32 [K]: the group of each input. Version 1 stores zero points minus one.
 (Frantar et al., "GPTQ", 2022.)
 """
 
@@ -30,8 +30,8 @@ from engine.quantization.formats.matrices import (
 )
 from engine.quantization.packing import Rows, WeightSource
 
-#: By bits: place i of a word holds output (0, 2, 4, 6, 1, 3, 5, 7)[i], or (0, 2, 1, 3)[i]; this is
-#: where each output lies.
+#: By bits: index i in a word holds output (0, 2, 4, 6, 1, 3, 5, 7)[i], or (0, 2, 1, 3)[i]; this is
+#: the index of each output.
 _POSITIONS = {4: (0, 4, 1, 5, 2, 6, 3, 7), 8: (0, 2, 1, 3)}
 
 
@@ -39,8 +39,7 @@ class AWQ(CheckpointFormat):
     """AWQ in GEMM order: `qweight` int32 [K, N * bits / 32], `qzeros` [groups, N * bits / 32],
     `scales` [groups, N].
 
-    Eight outputs, of 8 bits four, share a word, in an order of their own. (Lin et al., "AWQ",
-    2023.)
+    Eight outputs, or four of 8 bits, share a word, in a special order. (Lin et al., "AWQ", 2023.)
     """
 
     name = "awq"
@@ -97,7 +96,7 @@ class GPTQ(CheckpointFormat):
     name = "gptq"
 
     def __init__(self, fields: ConfigFields) -> None:
-        #: Layers may differ where there are rules by name: what they are is seen by their shapes.
+        #: With rules by name layers may differ: shapes show their parameters.
         self._varies = bool(fields.get("dynamic") or fields.get("extra_config"))
         self._bits = fields.integer("bits", 4, BITS)
         self._group = fields.integer("group_size", 128)
@@ -144,7 +143,7 @@ class GPTQ(CheckpointFormat):
         )
 
     def _bits_of(self, parts: LayerTensors, rows: int) -> int:
-        """Of one layer, by the width of its zero points."""
+        """Return one layer's bits, by the width of its zero points."""
         words = parts.shape("qzeros", 2)[1]
         bits = words * WORD // rows
         if bits * rows != words * WORD or bits not in BITS:
@@ -166,7 +165,7 @@ class GPTQ(CheckpointFormat):
         return group
 
     def _order(self, parts: LayerTensors, columns: int, groups: int, group: int) -> Tensor | None:
-        """The group of each input, where inputs were sorted."""
+        """Return the group of each input, if inputs were sorted."""
         if "g_idx" not in parts:
             return None
         return group_order(parts, "g_idx", columns, groups, group)
@@ -175,7 +174,7 @@ class GPTQ(CheckpointFormat):
 def group_order(
     parts: LayerTensors, suffix: str, columns: int, groups: int, group: int
 ) -> Tensor | None:
-    """int64 [K], the group of each input; None where each is in the place that it would have."""
+    """Return int64 [K], the group of each input; None if groups are consecutive."""
     group_ids = parts.read(suffix, (torch.int32, torch.int64), (columns,)).long()
     if bool((group_ids == torch.arange(columns) // group).all()):
         return None
@@ -185,7 +184,7 @@ def group_order(
 
 
 def _columns(qweight: Tensor, rows: Rows, bits: int, count: int) -> Tensor:
-    """uint8 [n, K]: those outputs of words [K * bits / 32, N]."""
+    """Return uint8 [n, K]: some outputs of words [K * bits / 32, N]."""
     words = (
         qweight[:, row_numbers(rows, count)] if not isinstance(rows, slice) else qweight[:, rows]
     )

@@ -1,7 +1,7 @@
-"""HQQ: `W_q` with `scale` and `zero`, floats both, for groups of one axis of the weight.
+"""HQQ: `W_q` with `scale` and `zero`, both floats, for groups along one axis of the weight.
 
 The weight is laid out as [groups, group] (axis 1) or [group, groups] (axis 0), and as many parts of
-its rows as fit share a byte: the first in the highest bits. Of 3 bits ten parts share an int32.
+its rows as fit share a byte, the first in the highest bits. For 3 bits ten parts share an int32.
 (Badri and Shaji, "Half-Quadratic Quantization", 2023.)
 """
 
@@ -32,7 +32,7 @@ _META = (
 
 
 class HQQ(CheckpointFormat):
-    """See `CheckpointFormat`. Only axis 1, the one that kernels elsewhere have."""
+    """See `CheckpointFormat`. Only axis 1, as in other libraries' kernels."""
 
     name = "hqq"
 
@@ -73,7 +73,7 @@ class HQQ(CheckpointFormat):
         if rows * columns % group or columns % group or packed.numel() != below * group:
             raise parts.error("W_q", f"doesn't hold {rows} x {columns} in groups of {group}")
         flat, groups_per_row = packed.reshape(below, group), columns // group
-        # [1, groups] would be of axis 0.
+        # [1, groups] would mean axis 0.
         scales = parts.scales("scale", (total, 1), (total,))
         zeros = parts.scales("zero", (total, 1), (total,)).reshape(rows, groups_per_row)
 
@@ -92,7 +92,7 @@ class HQQ(CheckpointFormat):
         )  # fmt: skip
 
     def _number(self, parts: LayerTensors, suffix: str, default: int) -> int:
-        """What stands beside the weight, else what the config says."""
+        """Return the weight's parameters, by default the config's."""
         if suffix not in parts:
             return default
         return parts.number(suffix, _INTEGERS)

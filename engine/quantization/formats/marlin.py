@@ -1,7 +1,7 @@
 """Marlin: integers of a checkpoint in the order in which a GPU's tensor cores read them.
 
 Dense (IST-DASLab, AutoGPTQ): `B` int32 [K / 16, 2 N] of 4 bits and `s` [groups, N]. With 2:4
-sparsity, where two of four neighbours are stored: `B_24` int32 [K / 32, N * bits / 2], `B_meta`
+sparsity, where two of four neighbors are stored: `B_24` int32 [K / 32, N * bits / 2], `B_meta`
 int16 [K / 32, 2 N], which says which two, and `s`. There are no zero points. (Frantar et al.,
 "MARLIN", 2024.)
 """
@@ -24,15 +24,15 @@ from engine.quantization.formats.base import (
 from engine.quantization.formats.matrices import WORD, GroupedMatrix, row_numbers, unpack_columns
 from engine.quantization.packing import Rows, WeightSource
 
-#: Inputs and outputs of a tile; four tiles of outputs are in one order.
+#: Inputs and outputs of a tile; four tiles of outputs share one order.
 _TILE = 16
 _SPAN = 4 * _TILE
-#: By bits: which value of a thread lies at each position of its words.
+#: By bits: index among a thread's values at each position in its words.
 _INTERLEAVED = {4: (0, 2, 4, 6, 1, 3, 5, 7), 8: (0, 2, 1, 3)}
 
 
 class MarlinNames(NamedTuple):
-    """What follows a layer's name: integers, scales and, of 2:4 sparse ones, which are stored."""
+    """Suffixes of a layer's tensors: integers, scales, and (2:4) positions of stored values."""
 
     words: str
     scales: str
@@ -42,7 +42,7 @@ class MarlinNames(NamedTuple):
 def marlin_matrix(
     parts: LayerTensors, names: MarlinNames, bits: int, group: int | None
 ) -> WeightSource:
-    """A weight [N, K]; `group`: inputs that share a scale, None: all of a row."""
+    """A weight [N, K]; `group`: number of inputs that share a scale, None: the complete row."""
     depth, width = parts.shape(names.words, 2)
     rows = width * WORD // bits // _TILE
     if rows % _SPAN or width * WORD != rows * bits * _TILE:
@@ -80,9 +80,9 @@ def marlin_matrix(
 
 
 def _value_order(bits: int, *, sparse: bool) -> Tensor:
-    """int64 [1024]: where in four tiles, each 16 inputs by 16 outputs, each value belongs.
+    """Return int64 [1024]: the position of each value in four tiles, each 16 inputs x 16 outputs.
 
-    Of sparse ones the four tiles are one of 16 inputs by 64 outputs, seen as [4, 16, 16].
+    If sparse, the four tiles are one of 16 inputs x 64 outputs, viewed as [4, 16, 16].
     """
     lane = torch.arange(32)[:, None, None, None]
     part = torch.arange(4)[:, None, None]
@@ -97,7 +97,7 @@ def _value_order(bits: int, *, sparse: bool) -> Tensor:
 
 
 def _in_rows(words: Tensor, bits: int, order: Tensor) -> Tensor:
-    """uint8 [n, K] of words [K / 16, n * bits / 2]."""
+    """Return uint8 [n, K] from words [K / 16, n * bits / 2]."""
     count = words.shape[1] * WORD // bits
     values = unpack_columns(words, bits, count).to(torch.uint8).unflatten(1, (-1, len(order)))
     tiles = torch.empty_like(values)
@@ -106,9 +106,9 @@ def _in_rows(words: Tensor, bits: int, order: Tensor) -> Tensor:
 
 
 def _spread(integers: Tensor, metadata: Tensor, numbers: Tensor, rows: int, bits: int) -> Tensor:
-    """Integers [n, K / 2] of some rows in their places among the zeros, [n, K].
+    """Return [n, K]: integers [n, K / 2] of some rows at their positions among zeros.
 
-    Words of `metadata` [rows * K / 16] are for 16 inputs each, four bits for two of four, in
+    Each word of `metadata` [rows * K / 16] is for 16 inputs, four bits for two of four, in
     CUTLASS's order for sparse products.
     """
     words_per_row = metadata.numel() // rows
@@ -126,7 +126,7 @@ def _spread(integers: Tensor, metadata: Tensor, numbers: Tensor, rows: int, bits
 
 
 def _ordered_scales(scales: Tensor, *, sparse: bool) -> Tensor:
-    """Scales [groups, N] in the outputs' own order."""
+    """Return scales [groups, N] in the order of outputs."""
     if len(scales) == 1 and sparse:
         return scales
     if len(scales) == 1:

@@ -1,4 +1,4 @@
-"""Weights that are integers with a scale, and maybe a zero point, for each group of a row."""
+"""Quantized weights: integers with a scale, and optionally a zero point, per group of a row."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ WORD = 32
 
 
 def row_numbers(rows: Rows, count: int) -> Tensor:
-    """int64: a slice's numbers, or the numbers themselves."""
+    """Return int64 row numbers, from a slice or numbers."""
     if isinstance(rows, slice):
         return torch.arange(*rows.indices(count))
     return rows
 
 
 def pack_factor(bits: int) -> int:
-    """Whole integers of that many bits in a word."""
+    """Return the number of complete integers of that many bits in a word."""
     return WORD // bits
 
 
 def unpack_columns(words: Tensor, bits: int, count: int) -> Tensor:
-    """int32 [n, count], unsigned, from int32 words [n, ceil(count / factor)].
+    """Return int32 [n, count], unsigned, from int32 words [n, ceil(count / factor)].
 
-    A word holds as many whole integers as fit, the lowest bits first.
+    A word contains as many complete integers as fit, lowest bits first.
     """
     factor = pack_factor(bits)
     shifts = torch.arange(factor, dtype=torch.int32) * bits
@@ -40,9 +40,9 @@ def unpack_columns(words: Tensor, bits: int, count: int) -> Tensor:
 
 
 def unpack_stream(words: Tensor, bits: int) -> Tensor:
-    """uint8 [n, 32 * words / bits] from int32 [n, words]: without gaps, the lowest bits first.
+    """Return uint8 [n, 32 * words / bits] from int32 [n, words]: without gaps, lowest bits first.
 
-    Of 3 bits, some integers begin in one word and end in the next.
+    Some integers of 3 bits begin in one word and end in the next.
     """
     if WORD % bits == 0:
         return unpack_columns(words, bits, words.shape[-1] * WORD // bits).to(torch.uint8)
@@ -57,9 +57,9 @@ def unpack_stream(words: Tensor, bits: int) -> Tensor:
 def pick(
     words: Tensor, rows: Rows, bits: int, count: int, positions: tuple[int, ...] = ()
 ) -> Tensor:
-    """int32 [n, rows]: those of `count` integers that lie along the words' last dimension.
+    """Return int32 [n, rows]: some of `count` integers packed in the words' last dimension.
 
-    `positions`: in which place of its word each of a word's integers is; default: in order.
+    `positions`: index within the word of each of its integers; default: in order.
     """
     numbers = row_numbers(rows, count)
     factor = pack_factor(bits)
@@ -69,14 +69,14 @@ def pick(
 
 
 def pick_stream(words: Tensor, rows: Rows, bits: int, count: int) -> Tensor:
-    """`pick` of integers without gaps, as `unpack_stream` reads them."""
+    """As `pick`, for integers without gaps, see `unpack_stream`."""
     if WORD % bits == 0:
         return pick(words, rows, bits, count)
     return unpack_stream(words, bits)[:, row_numbers(rows, count)].to(torch.int32)
 
 
 def nibbles(packed: Tensor, high_first: bool = False) -> Tensor:
-    """uint8 [n, 2 k] from bytes [n, k]."""
+    """Return uint8 [n, 2 k] from bytes [n, k]."""
     low, high = packed & 15, packed >> 4
     pair = (high, low) if high_first else (low, high)
     return torch.stack(pair, -1).flatten(-2)
@@ -86,8 +86,8 @@ class ScaledMatrix(DequantizedSource):
     """weight[r, k] = value[r, k] * scale[r // block rows, k // block columns].
 
     Args:
-        source: of which format it is, for the load report.
-        values: float8 or int8 [N, K], maybe kept sparse.
+        source: name of the format, for the load report.
+        values: float8 or int8 [N, K], possibly sparse.
         scales: [ceil(N / block rows), ceil(K / block columns)], finite.
         block: (rows, columns) that share a scale.
     """
@@ -127,9 +127,9 @@ class ScaledMatrix(DequantizedSource):
 
 
 def code_group(block: int, width: int) -> int | None:
-    """The group size in which kernels keep codes whose scales are for `block` neighbours.
+    """Return the group size in which kernels store codes whose scales are for `block` neighbors.
 
-    A row's or a weight's only scale is kept as often as it takes. None: there is none.
+    A single scale of a row or weight is repeated. None: no such group size.
     """
     if block >= width:
         return min(MAX_VALUE, -(-width // 16) * 16)
@@ -137,7 +137,7 @@ def code_group(block: int, width: int) -> int | None:
 
 
 def by_group(scales: Tensor, block: int, coding: CodeFormat, width: int) -> Tensor:
-    """Scales of blocks of columns [n, blocks] as those of the kernels' groups."""
+    """Convert scales of blocks of columns [n, blocks] to scales of the kernels' groups."""
     groups = -(-width // coding.group_size)
     if scales.shape[1] == 1:
         return scales.expand(len(scales), groups)
@@ -145,7 +145,7 @@ def by_group(scales: Tensor, block: int, coding: CodeFormat, width: int) -> Tens
 
 
 def _select_rows(values: Tensor | SparseRows, rows: Rows) -> Tensor:
-    """Those rows; of 8-bit floats torch takes slices alone."""
+    """Return some rows; torch can't index 8-bit floats except by slices."""
     if isinstance(rows, slice) or isinstance(values, SparseRows):
         return values[rows]
     return values.view(torch.uint8)[rows].view(values.dtype)
@@ -155,13 +155,13 @@ class CodebookMatrix(DequantizedSource):
     """weight[r, k] = table[r, number[r, k]] * factor[r, k].
 
     Args:
-        source: of which format it is, for the load report.
+        source: name of the format, for the load report.
         shape: (N, K).
-        numbers: of some rows, [n, K].
-        tables: of some rows, [n or 1, entries].
-        factors: of some rows, [n, K]; None: 1.
-        group: so many neighbours of a row have the same factor, where kernels have such groups.
-            Then there's one table for all rows.
+        numbers: returns numbers of some rows, [n, K].
+        tables: returns tables of some rows, [n or 1, entries].
+        factors: returns factors of some rows, [n, K]; None: 1.
+        group: number of neighbors in a row with the same factor, if kernels have such groups. Then
+            all rows share one table.
     """
 
     quantized = False
@@ -199,11 +199,11 @@ class CodebookMatrix(DequantizedSource):
         return CodeRows(self._numbers(rows).to(torch.uint8), factors)
 
 
-#: Of a scale that is kept in float16: less than half of what a weight loses in bfloat16.
+#: Maximum relative error of a scale in float16: less than half the error of a weight in bfloat16.
 _MAX_SCALE_ERROR = 2.0**-10
-#: Of unsigned bytes: what the kernels' signed ones count from.
+#: Offset from unsigned bytes to the kernels' signed ones.
 _MIDDLE = 128
-#: What reading a value takes for a while: integers, floats, copies of both.
+#: Temporary bytes per value while reading: integers, floats, copies of both.
 _READ_BYTES = 16
 
 
@@ -211,18 +211,18 @@ class GroupedMatrix(DequantizedSource):
     """weight[r, k] = scale[r, g] * (value[r, k] - zero[r, g]), where g is the group of column k.
 
     Args:
-        source: of which format it is, for the load report.
+        source: name of the format, for the load report.
         shape: (N, K).
-        group: neighbours of a row that share a scale; the last group may be shorter.
-        bits: of an integer.
-        values: integers [n, K] of some rows: from 0 where there are zero points, else signed.
+        group: neighbors in a row that share a scale; the last group may be shorter.
+        bits: bits of an integer.
+        values: returns integers [n, K] of some rows: unsigned with zero points, else signed.
         scales: [N, groups], finite.
-        zeros: zero points [n, groups] of some rows; a number: it is that everywhere.
-        group_of: int64 [K], the group of each column, where it isn't its place; None: it is.
-        whole_zeros: zero points are whole numbers, from 0 to 255.
-        factor: what all scales are multiplied with.
-        bits: of a value in the checkpoint, where it isn't `bits`.
-        codes: codes [n, K] of some rows, where values are twice the floats of e2m1.
+        zeros: returns zero points [n, groups] of some rows; a number: the same everywhere.
+        group_of: int64 [K], the group of each column; None: groups are consecutive.
+        integer_zeros: whether zero points are integers from 0 to 255.
+        factor: factor of all scales.
+        stored_bits: bits of a value in the checkpoint, if different.
+        codes: returns codes [n, K] of some rows, if values are twice the floats of e2m1.
     """
 
     quantized = False
@@ -276,7 +276,7 @@ class GroupedMatrix(DequantizedSource):
         return self._zeros(rows)
 
     def _format(self) -> IntegerFormat | None:
-        """The kernels' format that holds it; None: there's none."""
+        """The kernels' format for this weight; None: no such format."""
         group = kernel_group_size(self._group, self.shape[1])
         if group is None or not self._rescale_to_half():
             return None
@@ -293,8 +293,8 @@ class GroupedMatrix(DequantizedSource):
         return IntegerFormat(8, group, with_zeros=around)
 
     def _find_native_format(self, form: IntegerFormat | None) -> NativeFormat | None:
-        """e2m1, bytes with zero points, or integers whose columns are sorted so that groups are
-        whole; None: nothing of it.
+        """Native formats: e2m1, bytes with zero points, or integers with columns sorted into
+        complete groups; None: none of these.
         """
         if form is None:
             return None
@@ -306,7 +306,7 @@ class GroupedMatrix(DequantizedSource):
         return None if order is None else replace(form, order=order.numpy().tobytes())
 
     def _shift_zero_points(self, zero: int) -> int | None:
-        """What to add to values so that `zero` stands for nothing; None: they'd leave four bits."""
+        """Return the offset of values that makes `zero` 0; None if they would exceed four bits."""
         if not isinstance(self._zeros, int):
             return None
         if self._zeros == 0:  # signed
@@ -315,7 +315,7 @@ class GroupedMatrix(DequantizedSource):
         return added if added >= 0 and (1 << self._bits) - 1 + added <= 15 else None
 
     def _rescale_to_half(self) -> bool:
-        """Whether float16 holds the scales nearly as they are."""
+        """Whether float16 represents the scales accurately enough."""
         if self._scales.dtype == torch.float16 and self._factor == 1.0:
             return True
         exact = self._scales_of(slice(None))
@@ -359,12 +359,12 @@ class GroupedMatrix(DequantizedSource):
 
 
 def _has_byte_zeros(form: IntegerFormat) -> bool:
-    """Whether only some sets of kernels have it."""
+    """Whether only some kernel sets support the format."""
     return form.bits == 8 and form.with_zeros
 
 
 def _repeated(integers: IntegerRows, times: int) -> IntegerRows:
-    """With each group as so many of a part of its size."""
+    """Split each group into parts of equal size."""
     if times == 1:
         return integers
     scales, minima, zeros = (
@@ -377,7 +377,7 @@ def _repeated(integers: IntegerRows, times: int) -> IntegerRows:
 
 
 def kernel_group_size(group: int, width: int) -> int | None:
-    """The group size in which the kernels keep such groups, maybe a part of one; None: in none."""
+    """Return the group size in which kernels store such groups, perhaps as parts; None: none."""
     group = min(group, width)
     if width % group:
         return None
@@ -385,14 +385,14 @@ def kernel_group_size(group: int, width: int) -> int | None:
 
 
 def sorted_columns(group_of: Tensor, group: int) -> Tensor | None:
-    """int64 [K]: columns by group, each in its order; None unless all groups are whole."""
+    """Return int64 [K]: columns sorted by group, stably; None unless all groups are complete."""
     if bool((torch.bincount(group_of) != group).any()):
         return None
     return torch.argsort(group_of, stable=True)
 
 
 def _constant(zeros: Callable[[Rows], Tensor]) -> Callable[[Rows], Tensor] | int:
-    """The number that all zero points are, if they are one, and it isn't 0."""
+    """Return the common value of all zero points, if there is one and it isn't 0; or None."""
     points = zeros(slice(None))
     first = points.flatten()[0]
     is_integer = float(first) == int(first) and int(first) != 0
@@ -400,7 +400,7 @@ def _constant(zeros: Callable[[Rows], Tensor]) -> Callable[[Rows], Tensor] | int
 
 
 def _select_scales(scales: Tensor, rows: Rows) -> Tensor:
-    """Those rows; of 8-bit floats torch takes slices alone."""
+    """Return some rows; torch can't index 8-bit floats except by slices."""
     if isinstance(rows, slice) or scales.element_size() > 1:
         return scales[rows]
     return scales.view(torch.uint8)[rows].view(scales.dtype)
