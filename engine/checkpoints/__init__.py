@@ -1,1 +1,1 @@
-"""A model's files: where they are and how their tensors are read."""
+"""A model's files: locating them, and reading their tensors."""

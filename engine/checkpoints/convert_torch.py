@@ -1,7 +1,7 @@
-"""The program that reads PyTorch's files and writes their tensors as safetensors.
+"""Program that converts PyTorch's files to safetensors.
 
-`python -m engine.checkpoints.convert_torch FOLDER FILE...`: what is wrong with a file goes to
-stdout as one line, with exit status 1.
+`python -m engine.checkpoints.convert_torch FOLDER FILE...`: an error is printed to stdout in one
+line, with exit status 1.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from engine.checkpoints.load_format import save_sharded_state
 from engine.contract.errors import QuireError
 from engine.system.worker_process import limit_memory
 
-#: Memory on top of twice the largest file: one output file and what PyTorch takes.
+#: Memory besides twice the largest file: one output file, and PyTorch itself.
 _EXTRA_BYTES = 4 << 30
 _MAX_PART_BYTES = 1 << 30
-#: Tensors that share memory are written apart. Of a sound checkpoint these are tied embeddings.
+#: Tensors that share memory are written separately. In valid checkpoints these are tied embeddings.
 _MAX_GROWTH = 2
 
 
 def main(folder: Path, files: list[Path]) -> None:
-    """Convert the files. Raises `ValueError` for an unsound one."""
+    """Convert the files. Raises `ValueError` for an invalid one."""
     limit_memory(2 * max(file.stat().st_size for file in files) + _EXTRA_BYTES)
     for number, file in enumerate(files):
         pattern = f"{number:05}-{{rank}}-{{part}}.safetensors"
@@ -34,7 +34,7 @@ def main(folder: Path, files: list[Path]) -> None:
 
 
 def read_tensors(file: Path) -> dict[str, Tensor]:
-    """A file's tensors by name, backed by the file. Raises `ValueError` for an unsound one."""
+    """Return a file's tensors by name, backed by the file. Raises `ValueError` if it is invalid."""
     try:
         try:
             content: Any = torch.load(  # noqa: TID251
@@ -42,7 +42,7 @@ def read_tensors(file: Path) -> dict[str, Tensor]:
             )
         except (RuntimeError, ValueError):  # the format of before 2020 can't be mapped
             content = torch.load(file, map_location="cpu", weights_only=True)  # noqa: TID251
-    except Exception as error:  # of a bad file torch raises a dozen kinds
+    except Exception as error:  # torch raises a dozen kinds for invalid files
         lines = str(error).strip().splitlines() or [repr(error)]
         raise ValueError(f"{file} can't be read as weights alone: {lines[0]}") from error
     if not isinstance(content, Mapping) or not all(

@@ -1,8 +1,8 @@
 """Whisper in CTranslate2's layout: `model.bin`, config.json, the tokenizer and the vocabulary.
 
-`ctranslate2_folder` writes what the folder says beside its weights to the cache, in the form that
-the engine and the gateways read of any model. `CTranslate2Weights` gives the weights under the
-names that `transformers` has for them. The layout is that of `ctranslate2.specs.model_spec`.
+`ctranslate2_folder` writes everything in the folder except weights to the cache, in the form in
+which the engine and gateways read any model. `CTranslate2Weights` provides the weights under the
+names in `transformers`. The layout is that of `ctranslate2.specs.model_spec`.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from engine.text.tokenizer_files import parse_object, read_text
 
 MODEL_FILE = "model.bin"
 _SOURCE = "source.json"
-#: Of the form that is written; folders of another one are written anew.
+#: Version of the written form; folders of another version are written again.
 _FORM = 1
-#: Versions of the binary that have types and sizes by variable.
+#: Versions of the binary format that store a type and size per variable.
 _VERSIONS = range(5, 7)
 _SPEC = "WhisperSpec"
 _MAX_VARIABLES = 100_000
@@ -43,13 +43,13 @@ _DTYPES = {
     5: torch.bfloat16,
 }
 _FLOATS = (torch.float32, torch.float16, torch.bfloat16)
-#: CTranslate2's numbers of activations that Whisper checkpoints have.
+#: CTranslate2's numbers of the activations in Whisper checkpoints.
 _ACTIVATIONS = {0: "relu", 1: "gelu_new", 2: "silu", 3: "gelu"}
 
 
 @dataclass(frozen=True, slots=True)
 class Variable:
-    """A tensor of a file: where it lies, in bytes."""
+    """A tensor's position in a file, in bytes."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype
@@ -57,14 +57,14 @@ class Variable:
 
 
 class CTranslate2File:
-    """The variables of a `model.bin`, checked before any is read.
+    """The variables of a `model.bin`, validated before any is read.
 
     Attributes:
         variables: by name, aliases included.
     """
 
     def __init__(self, path: Path) -> None:
-        """Raises `ModelLoadError` for a file that isn't sound, or holds another kind of model."""
+        """Raises `ModelLoadError` for a file that is invalid, or of another kind of model."""
         self.file = MappedFile(path)
         self._position = 0
         self.variables: dict[str, Variable] = {}
@@ -85,21 +85,21 @@ class CTranslate2File:
             raise self._error(f"{self.file.size - self._position} bytes follow its last variable")
 
     def tensor(self, name: str) -> Tensor:
-        """A variable, backed by the file. Raises `ModelLoadError` where there is none."""
+        """Return a variable, backed by the file. Raises `ModelLoadError` if it is missing."""
         variable = self.variables.get(name)
         if variable is None:
             raise self._error(f"it has no {name}")
         return self.file.tensor(variable.offset, variable.dtype, variable.shape)
 
     def integer(self, name: str) -> int:
-        """A number that a variable holds."""
+        """Return the value of a variable with one number."""
         values = self.tensor(name)
         if values.numel() != 1 or values.is_floating_point():
             raise self._error(f"{name} must be one integer")
         return int(values.reshape(()))
 
     def rows(self, name: str, rank: int) -> tuple[int, ...]:
-        """Shape of a variable, which must have `rank` dimensions."""
+        """Return a variable's shape, which must have `rank` dimensions."""
         variable = self.variables.get(name)
         if variable is None or len(variable.shape) != rank:
             raise self._error(f"{name} must be there with {rank} dimensions")
@@ -161,14 +161,14 @@ class CTranslate2File:
 
 
 def is_ctranslate2(folder: Path) -> bool:
-    """Whether a folder holds a model in CTranslate2's layout."""
+    """Whether a folder contains a model in CTranslate2's layout."""
     return (folder / MODEL_FILE).is_file() and not any(folder.glob("*.safetensors"))
 
 
 def ctranslate2_folder(folder: Path) -> Path:
-    """The folder in the cache for a folder in CTranslate2's layout, made where it isn't there yet.
+    """Return the cached folder for a folder in CTranslate2's layout, creating it if necessary.
 
-    Raises `ModelLoadError` for one that isn't sound, or has no `tokenizer.json`.
+    Raises `ModelLoadError` for one that is invalid, or has no `tokenizer.json`.
     """
     folder = folder.resolve()
     target = cache_dir() / "ctranslate2" / _identity(folder)
@@ -199,7 +199,7 @@ def ctranslate2_folder(folder: Path) -> Path:
 
 
 def source_folder(folder: Path) -> Path | None:
-    """The folder that one of `ctranslate2_folder` was made from; None for other folders."""
+    """Return the folder from which `ctranslate2_folder` created this one; None for others."""
     path = folder / _SOURCE
     if folder.parent != cache_dir() / "ctranslate2" or not path.exists():
         return None
@@ -209,11 +209,11 @@ def source_folder(folder: Path) -> Path | None:
 def make_config(
     file: CTranslate2File, settings: dict[str, Any], tokens: dict[str, int]
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """config.json and generation_config.json as `transformers` has them.
+    """Return config.json and generation_config.json as in `transformers`.
 
     Args:
-        file: the weights, whose shapes are the model's sizes.
-        settings: CTranslate2's own config.json.
+        file: the weights, whose shapes determine the model's sizes.
+        settings: CTranslate2's config.json.
         tokens: ids of the tokenizer's special tokens.
     """
     hidden, mels, _ = file.rows("encoder/conv1/weight", 3)
@@ -287,7 +287,7 @@ def _write(path: Path, content: dict[str, Any]) -> None:
 
 
 def _identity(folder: Path) -> str:
-    """Changes with the path, and with the files' sizes and times."""
+    """Return a value that changes with the path, and the files' sizes and times."""
     parts = [str(folder), str(_FORM)]
     for name in (MODEL_FILE, "config.json", "tokenizer.json"):
         try:
@@ -300,7 +300,7 @@ def _identity(folder: Path) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Stored:
-    """Where a weight is: a variable, and which of its equal parts (of `num_parts` rows)."""
+    """A weight's source: a variable, and which of its equal parts (of `num_parts` rows)."""
 
     variable: str
     part: int = 0
@@ -308,7 +308,7 @@ class _Stored:
 
 
 def _names(layers: dict[str, int]) -> Iterator[tuple[str, _Stored]]:
-    """Names of `transformers` and where their tensors are."""
+    """Return the sources of tensors by their names in `transformers`."""
     for side in ("encoder", "decoder"):
         source, to = f"{side}/", f"model.{side}."
         yield f"{to}embed_positions.weight", _Stored(f"{source}position_encodings/encodings")
@@ -340,7 +340,7 @@ def _layer(to: str, source: str, side: str) -> Iterator[tuple[str, _Stored]]:
 def _linear(
     to: str, source: str, part: int = 0, num_parts: int = 1
 ) -> Iterator[tuple[str, _Stored]]:
-    # Keys have no bias: what the file has in its place is 0.
+    # Keys have no bias: the file has zeros.
     for kind in ("weight",) if to.endswith("k_proj") else ("weight", "bias"):
         yield f"{to}.{kind}", _Stored(f"{source}/{kind}", part, num_parts)
 
@@ -351,13 +351,13 @@ def _norm(to: str, source: str) -> Iterator[tuple[str, _Stored]]:
 
 
 class CTranslate2Weights:
-    """Weights of a folder in CTranslate2's layout, under the names of `transformers`.
+    """Weights of a folder in CTranslate2's layout, under their names in `transformers`.
 
-    Integers are multiplied out: int8 rows have a scale each, int16 tensors one.
+    Integers are dequantized: int8 with a scale per row, int16 with one per tensor.
     """
 
     def __init__(self, folder: Path) -> None:
-        """Raises `ModelLoadError` for a file that isn't sound."""
+        """Raises `ModelLoadError` for an invalid file."""
         self.folder = folder
         self._file = CTranslate2File(folder / MODEL_FILE)
         layers = {side: _num_layers(self._file, side) for side in ("encoder", "decoder")}
@@ -373,9 +373,9 @@ class CTranslate2Weights:
         return name in self._stored
 
     def get(self, name: str, shape: tuple[int, ...]) -> Tensor:
-        """One tensor, in a float dtype; maybe backed by the mapped file.
+        """Return a tensor, in a float dtype; possibly backed by the mapped file.
 
-        Raises `ModelLoadError` if it's absent or misshapen.
+        Raises `ModelLoadError` if it is missing or has another shape.
         """
         stored = self._stored.get(name)
         if stored is None:
@@ -401,7 +401,7 @@ class CTranslate2Weights:
         return self._multiplied_out(stored.variable, tensor, part)
 
     def _multiplied_out(self, name: str, tensor: Tensor, rows: slice) -> Tensor:
-        """float32 of the rows of an integer tensor."""
+        """Return rows of an integer tensor as float32."""
         scale = self._file.tensor(f"{name}_scale").float()
         if scale.numel() not in (1, len(tensor)) or not bool((scale > 0).all()):
             raise ModelLoadError(
@@ -413,17 +413,17 @@ class CTranslate2Weights:
         return tensor[rows].float() / scale
 
     def matrix(self, name: str, shape: tuple[int, int]) -> WeightSource:
-        """A tensor of two dimensions, to be read some rows at a time. Raises as `get`."""
+        """Return a 2-dimensional tensor, to be read some rows at a time. Raises as `get`."""
         return DenseSource(self.get(name, shape))
 
     def release(self) -> None:
-        """Give back the memory of what has been read; tensors stay valid."""
+        """Release the memory of pages that have been read; tensors stay valid."""
         self._file.file.release()
 
     def unused_names(self) -> list[str]:
-        """Names that nobody asked for."""
+        """Return names that nothing has read."""
         return sorted(self._stored.keys() - self._read)
 
     def close(self) -> None:
-        """Let the file go; tensors that are still held keep it."""
+        """Close the file; tensors that are still referenced keep it mapped."""
         self._stored = {}

@@ -1,4 +1,4 @@
-"""From matrices of a checkpoint to one packed linear layer, a few rows at a time."""
+"""Packs matrices of a checkpoint into linear layers, a few rows at a time."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from kernels.interface import SLICE_ROWS, IntegerRows, KernelSet
 from kernels.linear_factory import CodeFormat, CodeRows, FloatFormat, IntegerFormat
 
 Rows = slice | Tensor
-"""Which rows: a slice, or their numbers int64 [n]."""
+"""Rows: a slice, or their numbers int64 [n]."""
 
 
 NativeFormat = IntegerFormat | CodeFormat
-"""A form that only some sets of kernels keep: sorted inputs, bytes with zero points, codes."""
+"""A format that only some kernel sets support: sorted inputs, bytes with zero points, codes."""
 
 
 def keeps(ops: KernelSet, form: NativeFormat) -> bool:
-    """Whether these kernels keep weights of such a form."""
+    """Whether these kernels support weights of such a format."""
     if isinstance(form, CodeFormat):
         return ops.keeps_code_format(form)
     bytes_with_zeros = form.bits == 8 and form.with_zeros
@@ -39,13 +39,13 @@ class WeightSource(Protocol):
 
     Attributes:
         shape: (N, K).
-        row_bytes: what a row takes while it's read.
-        source: of which format it is, for the load report.
-        bits: of a value in the checkpoint, without scales.
-        quantized: it is kept in few bits, and 8 hold it where no kernel has its own format.
-        integers: the kernels' format that takes it as it is; None: none does.
-        native_format: its own form, that some kernels keep; goes before `integers` there. None: it
-        has none.
+        row_bytes: memory per row while reading.
+        source: name of the format, for the load report.
+        bits: bits of a value in the checkpoint, without scales.
+        quantized: whether it stays quantized, in 8 bits if no kernel supports its format.
+        integers: the kernels' format that holds it exactly; None: no such format.
+        native_format: a format that some kernels support, which they prefer to `integers`. None:
+            no such format.
     """
 
     shape: tuple[int, int]
@@ -57,17 +57,17 @@ class WeightSource(Protocol):
     native_format: NativeFormat | None
 
     def floats(self, rows: Rows) -> Tensor:
-        """Those rows, [n, K] in a float dtype; maybe backed by the mapped file."""
+        """Return some rows, [n, K] in a float dtype; possibly backed by the mapped file."""
 
     def as_integers(self, rows: Rows) -> IntegerRows:
-        """Those rows as `integers` says. Raises ValueError where it is None."""
+        """Return some rows in the format `integers`. Raises ValueError if that is None."""
 
     def as_native(self, rows: Rows) -> IntegerRows | CodeRows:
-        """Those rows as `own` says. Raises ValueError where it is None."""
+        """Return some rows in the format `native_format`. Raises ValueError if that is None."""
 
 
 def stays_small(ops: KernelSet, matrix: WeightSource) -> bool:
-    """Whether these kernels keep it in few bits as it is, and meet x in its own order."""
+    """Whether these kernels keep it quantized as it is, and multiply by x in its order."""
     native = (
         matrix.native_format
         if matrix.native_format is not None and keeps(ops, matrix.native_format)
@@ -78,7 +78,7 @@ def stays_small(ops: KernelSet, matrix: WeightSource) -> bool:
 
 
 class DequantizedSource:
-    """Of a `WeightSource` that no kernel takes as it is."""
+    """Base of a `WeightSource` that no kernel supports as it is."""
 
     integers: IntegerFormat | None = None
     native_format: NativeFormat | None = None
@@ -93,7 +93,7 @@ class DequantizedSource:
 
 
 class DenseSource(DequantizedSource):
-    """A tensor."""
+    """A tensor as a `WeightSource`."""
 
     quantized: bool = False
 
@@ -110,7 +110,7 @@ class DenseSource(DequantizedSource):
 
 
 class RowSelection:
-    """Some rows of a `WeightSource`, in the given order; only these are read."""
+    """Some rows of a `WeightSource`, in a given order; only these are read."""
 
     def __init__(self, matrix: WeightSource, rows: Rows) -> None:
         """`rows`: a slice with both ends, or numbers."""
@@ -144,12 +144,12 @@ class RowSelection:
 
 @dataclass(frozen=True, slots=True)
 class QuantScheme:
-    """How weights are kept (None: in the model's dtype) and multiplied.
+    """How weights are stored (None: in the model's dtype) and multiplied.
 
     Attributes:
         layers: linear layers of attention, MLPs and experts.
         embeddings: the embedding and the output layer.
-        bf16_inputs: bf16 weights may meet activations rounded to bf16.
+        bf16_inputs: whether bf16 weights may be multiplied by activations rounded to bf16.
     """
 
     layers: str | None = None
@@ -157,8 +157,8 @@ class QuantScheme:
     bf16_inputs: bool = False
 
 
-# In four bits the tables move a model's perplexity more than all of its layers together, in eight
-# by next to nothing (docs/quantization.md). Routers of experts and norms stay as they are.
+# With four bits the tables affect a model's perplexity more than all of its layers together, with
+# eight hardly at all (docs/quantization.md). Routers of experts and norms stay unquantized.
 _SCHEMES = {
     None: QuantScheme(),
     "int8": QuantScheme(layers="int8", embeddings="int8"),
@@ -169,26 +169,26 @@ _SCHEMES = {
 
 
 def make_quant_scheme(quantization: str | None, round_inputs: bool = False) -> QuantScheme:
-    """The scheme of `EngineConfig.quantization`."""
+    """Return the scheme of `EngineConfig.quantization`."""
     return replace(_SCHEMES[quantization], bf16_inputs=round_inputs)
 
 
 class LoadBuffer:
-    """One buffer, used again for each piece of each layer.
+    """One buffer, reused for each chunk of each layer.
 
-    Taken anew for every piece, some megabytes come from the heap between small things that stay,
-    and leave holes that nothing fits into: a load of 32-bit weights ended a quarter larger.
+    Allocating some megabytes for every chunk would take them from the heap between small objects
+    that stay, and leave unusable holes: a load of 32-bit weights took a quarter more memory.
     """
 
     def __init__(self) -> None:
         self._bytes = torch.empty(0, dtype=torch.uint8)
 
     def concatenate(self, slices: Sequence[Tensor], dtype: torch.dtype | None) -> Tensor:
-        """`slices` [n, K] over each other, until the next call.
+        """Return `slices` [n, K], concatenated; valid until the next call.
 
-        In `dtype`, by default one that holds all of them, but for 64 bits, which no kernel takes.
+        In `dtype`, by default one that holds all of them, except 64 bits, which no kernel supports.
 
-        What is one piece of that dtype already, or isn't in the CPU's memory, isn't copied here.
+        A single slice that has that dtype, or isn't in the CPU's memory, isn't copied.
         """
         only = len(slices) == 1
         dtype = dtype or reduce(torch.promote_types, (row_slice.dtype for row_slice in slices))
@@ -212,21 +212,21 @@ class LoadBuffer:
         return self._bytes[:size].view(dtype).view(shape)
 
 
-#: Floats that are read at once: what a load needs beside the packed weights.
+#: Number of floats read at once: the memory that a load needs besides the packed weights.
 _SLICE_BYTES = 4 << 20
-#: For matrices of several formats in one layer: 8 bits hold what any format of fewer says.
+#: For matrices of several formats in one layer: 8 bits hold any format of fewer bits.
 _MIXED_GROUP = 32
 
 
 class LinearPacker:
-    """Matrices with as many columns, over each other, as the weight of one linear layer.
+    """Matrices with the same number of columns, concatenated to one linear layer's weight.
 
     Args:
-        matrices: from top to bottom.
-        order: int64 [N], the weight's rows as numbers of the stack's; None: as they come. Only for
-            a single matrix.
-        release: called after each piece that has been packed.
-        scratch: to join and convert pieces in; default: one of its own.
+        matrices: in order of their rows.
+        order: int64 [N], numbers of the stack's rows in the order of the weight's; None:
+            unchanged. Only for a single matrix.
+        release: called after each packed chunk.
+        scratch: buffer to join and convert chunks in; default: a new one.
     """
 
     def __init__(
@@ -248,17 +248,18 @@ class LinearPacker:
         quantization: str | None,
         round_inputs: bool = False,
     ) -> LinearLayer:
-        """The layer.
+        """Return the layer.
 
-        It is quantised where `quantization` ("int8", "int4", "fp8", "nf4") says so; else what the
-        checkpoint has in few bits stays so, without being rounded again where the kernels have its
-        format; and floats are kept in `dtype`. `round_inputs`: see `KernelSet.PackedLinear`.
+        It is quantized if `quantization` ("int8", "int4", "fp8", "nf4") says so. Otherwise weights
+        that are quantized in the checkpoint stay so, without further rounding if the kernels
+        support their format; and floats are stored in `dtype`. `round_inputs`: see
+        `KernelSet.PackedLinear`.
         """
         if quantization is not None and quantization not in ops.quantizations:
             codes = code_format(quantization, self.shape[1])
             if codes is not None:
                 return ops.make_linear(self.shape, self._rounded_slices(codes), codes, bias)
-            quantization = "int8"  # rows without whole groups
+            quantization = "int8"  # rows with incomplete groups
         form = self._pack_native(ops, quantization) or self._integers(quantization)
         if isinstance(form, CodeFormat):
             return ops.make_linear(self.shape, self._code_slices(), form, bias)
@@ -271,18 +272,18 @@ class LinearPacker:
         return ops.make_linear(self.shape, slices, floats, bias)
 
     def _pack_native(self, ops: KernelSet, quantization: str | None) -> NativeFormat | None:
-        """The form of their own that all matrices have and these kernels keep."""
+        """The native format that all matrices have and these kernels support."""
         forms = {matrix.native_format for matrix in self._matrices}
         native = forms.pop() if quantization is None and len(forms) == 1 else None
         return native if native is not None and keeps(ops, native) else None
 
     def _integers(self, quantization: str | None) -> IntegerFormat | None:
-        """The kernels' format in which all matrices stay as they are; None: there is none."""
+        """The kernels' format that holds all matrices exactly; None: no such format."""
         formats = {matrix.integers for matrix in self._matrices}
         return formats.pop() if quantization is None and len(formats) == 1 else None
 
     def keeps_format(self, ops: KernelSet, dtype: torch.dtype, quantization: str | None) -> bool:
-        """Whether the kernels multiply by the checkpoint's own numbers."""
+        """Whether the kernels multiply by the checkpoint's own values."""
         kind = self._pack_native(ops, quantization) or self._integers(quantization)
         if kind is not None:
             return all(matrix.bits == kind.bits for matrix in self._matrices)
@@ -292,7 +293,7 @@ class LinearPacker:
         )
 
     def _float_slices(self, dtype: torch.dtype | None) -> Iterator[Tensor]:
-        """The stack's rows, in `dtype` or as they are; each piece valid until the next."""
+        """Yield the stack's rows, in `dtype` or unchanged; each chunk is valid until the next."""
         for parts in self._slices():
             slices = [matrix.floats(rows) for matrix, rows in parts]
             yield self._scratch.concatenate(slices, dtype)
@@ -326,7 +327,7 @@ class LinearPacker:
             self._release()
 
     def _slices(self) -> Iterator[list[tuple[WeightSource, Rows]]]:
-        """What makes up each piece: rows of one matrix, or of two and more where they meet."""
+        """Yield the parts of each chunk: rows of one matrix, or of several where they meet."""
         total, widest = self.shape[0], max(matrix.row_bytes for matrix in self._matrices)
         step = max(1, _SLICE_BYTES // max(1, widest * SLICE_ROWS)) * SLICE_ROWS
         for start in range(0, total, step):

@@ -1,4 +1,4 @@
-"""What became of each layer's weights at load: `LayerReport`."""
+"""`LayerReport`: how each layer's weights were converted at load."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from engine.quantization.packing import WeightSource
 from kernels import LinearLayer
 
 Level = Literal["kept", "read"]
-#: Of each matrix, first and last among them. More would leave holes in the heap, see `LoadBuffer`.
+#: Number of sampled rows per matrix. More would fragment the heap, see `LoadBuffer`.
 _ROWS = 4
 
 
@@ -25,12 +25,12 @@ class LayerReport:
 
     Attributes:
         layer: the checkpoint's names of its parts.
-        format: of the checkpoint, of all of its parts.
-        level: "kept": the kernels multiply by the checkpoint's own integers or floats; "read": they
-            were rounded into another form while they were loaded, or are kept in more bits.
-        nbytes: that a pass over it reads.
-        error: the largest difference from the plain dequantised weights, in parts of the largest
-            of these; over some rows.
+        format: format of all of its parts in the checkpoint.
+        level: "kept": the kernels multiply by the checkpoint's own integers or floats; "read":
+            these were rounded to another format at load, or are stored in more bits.
+        nbytes: bytes that a forward pass reads.
+        error: largest difference from the dequantized weights over some rows, relative to the
+            largest of these.
     """
 
     layer: str
@@ -48,9 +48,9 @@ def layer_report(
     device: torch.device,
     order: Tensor | None = None,
 ) -> LayerReport:
-    """Of a layer made from matrices over each other.
+    """Return the report of a layer made from concatenated matrices.
 
-    `order`: the layer's rows as numbers of the only matrix's; None: as they are.
+    `order`: numbers of the only matrix's rows in the layer's order; None: unchanged.
     """
     is_unquantized = is_native and all(
         matrix.integers is matrix.native_format is None for matrix in matrices
@@ -66,7 +66,7 @@ def layer_report(
 
 
 def _common_name(names: Sequence[str]) -> str:
-    """a.b.q_proj and a.b.k_proj: a.b.q_proj+k_proj."""
+    """Join names: a.b.q_proj and a.b.k_proj become a.b.q_proj+k_proj."""
     first, *rest = names
     return "+".join([first, *(name.rpartition(".")[2] for name in rest)])
 
@@ -81,7 +81,7 @@ def _error(
         rows = torch.linspace(0, count - 1, min(_ROWS, count)).long()
         weights = matrix.floats(rows if order is None else order[rows]).float().cpu()
         packed = layer.rows((rows + above).to(device))
-        if packed.is_meta:  # nothing is computed there
+        if packed.is_meta:  # meta tensors have no values
             return 0.0
         packed = packed.cpu()
         lost = max(lost, float((packed - weights).abs().max()))
@@ -91,7 +91,7 @@ def _error(
 
 
 def summary(reports: Iterable[LayerReport]) -> list[WeightsInfo]:
-    """By format and level, in the order of the first of each."""
+    """Group reports by format and level, in order of first appearance."""
     groups: dict[tuple[str, str], list[LayerReport]] = {}
     for report in reports:
         groups.setdefault((report.format, report.level), []).append(report)
@@ -108,7 +108,7 @@ def summary(reports: Iterable[LayerReport]) -> list[WeightsInfo]:
 
 
 def log_lines(reports: Iterable[LayerReport]) -> Iterator[str]:
-    """For the log: layers whose names differ by numbers alone, and that fared alike, in one."""
+    """Return log lines; layers whose names differ only by numbers share one if results agree."""
     groups: dict[tuple[str, str, str], list[LayerReport]] = {}
     for report in reports:
         name = re.sub(r"\d+", "*", report.layer)

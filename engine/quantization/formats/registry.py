@@ -1,4 +1,4 @@
-"""Which format reads a checkpoint, by its `quant_method`."""
+"""Selects the format that reads a checkpoint, by its `quant_method`."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ FORMATS: dict[str, type[CheckpointFormat]] = {
         MXFP4, SqueezeLLM, TorchAO,
     )
 }  # fmt: skip
-#: Of what a message repeats of a field.
+#: Maximum length of a field's value in a message.
 _MAX_MESSAGE_CHARS = 80
-#: Other names of the same layouts.
+#: Other names of the same formats.
 _ALIASES = {
     "fbgemm_fp8": "fp8",
     "modelopt_fp4": "modelopt",
@@ -39,7 +39,7 @@ _LOADING_ONLY = (
     "it is a way of loading plain weights, not of keeping them: remove quantization_config, and "
     "round them with --quantization fp8, int8 or int4"
 )
-#: What isn't read, and what to take instead.
+#: Unsupported methods, and what to use instead.
 _REFUSED = {
     "gptq_bitblas": "take the GPTQ checkpoint that it is made of",
     "bitblas": "take the GPTQ checkpoint that it is made of",
@@ -67,9 +67,9 @@ def register_format(form: type[CheckpointFormat]) -> None:
 
 
 def quantization_config_of(config: Mapping[str, Any]) -> Any:
-    """What a config.json says of quantisation, in any of its places: of the text model it's all.
+    """Return the quantization config in a config.json, wherever it is; the text model's counts.
 
-    Older compressed-tensors have it as `compression_config`, also within that.
+    Older versions of compressed-tensors have it as `compression_config`, also nested.
     """
     for section in (config, config.get("text_config")):
         fields = _config_within(section) if isinstance(section, Mapping) else None
@@ -87,9 +87,9 @@ def _config_within(section: Mapping[str, Any]) -> Any:
 
 
 def find_format(quantization_config: Any) -> CheckpointFormat | None:
-    """The format of a config.json's `quantization_config`; None: weights are as they are.
+    """Return the format of a config.json's `quantization_config`; None: unquantized weights.
 
-    Raises `ModelLoadError` for one that isn't read, with what to take instead.
+    Raises `ModelLoadError` for an unsupported one, with what to use instead.
     """
     if not quantization_config:
         return None
@@ -109,7 +109,7 @@ def find_format(quantization_config: Any) -> CheckpointFormat | None:
 
 
 def method_of(quantization_config: Mapping[str, Any]) -> str:
-    """The method's name among `FORMATS`, where it has one there; "": it isn't told."""
+    """Return the method's name among `FORMATS`; "" if it isn't there."""
     method_name = quantization_config.get("quant_method")
     if not isinstance(method_name, str):
         return ""
@@ -132,7 +132,7 @@ def method_of(quantization_config: Mapping[str, Any]) -> str:
 
 
 def _quantizes_only_kv(config: Mapping[str, Any]) -> bool:
-    """Whether no weight is quantised: its scales of the KV cache are tensors like any other."""
+    """Whether no weight is quantized: scales of the KV cache are ordinary tensors."""
     if method_of(config) == "compressed-tensors":
         sparsity = config.get("sparsity_config") or {}
         is_dense = isinstance(sparsity, Mapping) and sparsity.get("format", "dense") == "dense"

@@ -1,6 +1,6 @@
-"""torchao's tensors as `transformers` writes them to safetensors.
+"""torchao's tensors in safetensors, as `transformers` writes them.
 
-`layer.weight` is `layer._weight_qdata` and its like; the files' headers say of which class it is.
+`layer.weight` is stored as `layer._weight_qdata` and so on; the files' headers name its class.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ def _integers(parts: LayerTensors, rows: int, columns: int) -> WeightSource:
 
 
 def _block_scales(parts: LayerTensors, rows: int, columns: int) -> Tensor:
-    """[N or 1 or fewer, groups]."""
+    """Return scales [N or 1 or fewer, groups]."""
     scales = parts.read(_SCALE, FLOATS)
     if not bool(torch.isfinite(scales).all()):
         raise parts.error(_SCALE, "has values that aren't finite")
@@ -107,7 +107,7 @@ def _block_scales(parts: LayerTensors, rows: int, columns: int) -> Tensor:
 
 
 def _zeros(parts: LayerTensors, scales: Tensor) -> Tensor | None:
-    """Zero points float32 [N, groups]; None where all are 0."""
+    """Return zero points float32 [N, groups]; None if all are 0."""
     if _ZERO not in parts:
         return None
     points = parts.read(_ZERO, (*FLOATS, torch.int8, torch.int32, torch.int64))
@@ -119,7 +119,7 @@ def _zeros(parts: LayerTensors, scales: Tensor) -> Tensor | None:
 
 
 def _class_of(parts: LayerTensors) -> str:
-    """What the header says of a weight, all of whose tensors must be there."""
+    """Return what the header says about a weight, all of whose tensors must exist."""
     header = parts.tensors.metadata.get(parts.name("weight"))
     if header is None:
         raise parts.error(_DATA, "has no entry in the file's header that tells its class")
