@@ -62,7 +62,7 @@ def _choose(kind: str, use_compiled: bool, forced: str) -> KernelSet:
 
 
 def _invariant(chosen: KernelSet) -> KernelSet:
-    """The batch-invariant form of a set. Raises `KernelsUnavailable` where it has none."""
+    """The batch-invariant form of a set. Raises `KernelsUnavailable` if it has none."""
     if chosen.name == "triton":
         from kernels.triton import load
         from kernels.triton.batch_invariant import InvariantTritonKernels

@@ -1,4 +1,4 @@
-"""What one call of attention works on."""
+"""The arguments of one call of attention."""
 
 from __future__ import annotations
 

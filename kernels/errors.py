@@ -16,7 +16,7 @@ class KernelsUnavailable(ValueError):
 
 
 class CpuKernelsUnavailable(KernelsUnavailable):
-    """The library can't be built or loaded here; the message says why. Plain torch still works."""
+    """The library can't be built or loaded; the message says why. Plain torch still works."""
 
 
 class VariantUnavailable(CpuKernelsUnavailable):

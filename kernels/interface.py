@@ -97,24 +97,24 @@ class KernelSet(LinearFactory):
     name: str
     why: str
     device: torch.device = torch.device("cpu")
-    """Where the operations want their tensors."""
+    """The device on which the operations expect their tensors."""
 
     batch_invariant: bool = False
-    """Whether a row's results have the same bits whatever is computed beside it."""
+    """Whether a row's results have the same bits whatever other rows are computed with it."""
 
     version: str = ""
     """Of the build, where equal names may compute other bits."""
 
     attention_backend: str = ""
-    """What computes its attention, by its name in `kernels.attention`; "": its own."""
+    """The backend of its attention, by its name in `kernels.attention`; "": its own."""
     has_own_attention: bool = True
     """Whether its attention runs unless a backend is asked for by name; else one is chosen."""
     compute_capability: int | None = None
-    """Of an NVIDIA GPU: 90 for 9.0; None elsewhere."""
+    """Compute capability of an NVIDIA GPU: 90 for 9.0; None elsewhere."""
     fuses_experts: bool = False
     """Whether `route` and `fused_experts` are there."""
     edits: LogitEdits | None = None
-    """What changes logits before a token is chosen; None: torch does."""
+    """Edits logits before a token is chosen; None: torch does."""
 
     def rank_memory_bytes(self, size: int) -> int:
         """Bytes of memory that a group of `size` ranks shares; 0: these kernels have no ranks."""
@@ -163,7 +163,7 @@ class KernelSet(LinearFactory):
         torch.set_num_threads(count)
 
     def num_threads(self) -> int:
-        """How many threads the operations run on."""
+        """Number of threads of the operations."""
         return torch.get_num_threads()
 
     def head_linears(self, layers: Sequence[LinearLayer]) -> PerHeadLinear:
@@ -206,7 +206,7 @@ class KernelSet(LinearFactory):
         return TorchLora(lora, self.device)
 
     def lora_template(self, plans: Sequence[LoraLayout], dtype: torch.dtype) -> LoraTemplate | None:
-        """What packs all of an adapter at once, of a file of `dtype`; None: nothing here does."""
+        """Packs an adapter of a file of `dtype` as a whole; None: not supported."""
         return None
 
     def add_lora(self, y: Tensor, x: Tensor, uses: Sequence[LoraSegment]) -> None:

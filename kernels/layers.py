@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class LinearLayer(ABC):
-    """y = x W^T + b with W [N, K] in whatever layout the implementation likes best."""
+    """y = x W^T + b with W [N, K] in a layout that the implementation chooses."""
 
     in_features: int
     out_features: int

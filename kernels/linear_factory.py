@@ -1,4 +1,4 @@
-"""How weights become the linear layers of a set of kernels."""
+"""Creates the linear layers of a kernel set from weights."""
 
 from __future__ import annotations
 
@@ -175,7 +175,7 @@ def check_codes(rows: CodeRows, width: int, coding: CodeFormat) -> None:
 
 
 def dequantize_codes(rows: CodeRows, coding: CodeFormat) -> Tensor:
-    """The float32 weights [N, K] that codes stand for."""
+    """The float32 weights [N, K] that codes represent."""
     codes, width = rows.codes, rows.codes.shape[1]
     if coding.kind == "e4m3":
         values = codes.view(torch.float8_e4m3fn).float()

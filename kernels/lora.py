@@ -248,7 +248,7 @@ class ExpertRowGroups(Protocol):
 
 
 class SlotTable(LoraTable):
-    """An adapter's slot; it is free again once nobody holds this."""
+    """An adapter's slot; it is freed once this object is released."""
 
     def __init__(self, slot: int, references: object) -> None:
         """`references`: what the slot points to."""
@@ -304,7 +304,7 @@ class LoraSlots(ABC):
 
     @abstractmethod
     def slot_by_row(self, rows: LoraMapping, count: int) -> Tensor:
-        """int32 [count]: the slot of each of a step's rows, -1 for none; waits for nothing."""
+        """int32 [count]: the slot of each of a step's rows, -1 for none; doesn't synchronise."""
 
     @abstractmethod
     def add_experts(
@@ -329,11 +329,11 @@ class LoraSlots(ABC):
         """The same for rows that all have one expert."""
 
     def max_tiles(self, rows: int) -> int:
-        """Tiles that so many rows may need, whatever their adapters are."""
+        """Maximum number of tiles for this many rows, whatever their adapters are."""
         return min(rows, -(-rows // self.tile(rows)) + self.max_adapters - 1)
 
     def mapping_lengths(self, rows: int) -> tuple[int, int]:
-        """Lengths of `order` and `owners` that hold any step of up to so many rows."""
+        """Lengths of `order` and `owners` that suffice for any step of up to this many rows."""
         tiles = [(self.max_tiles(size), self.tile(size)) for size in range(1, rows + 1)]
         return max(num_tiles * tile for num_tiles, tile in tiles), max(
             num_tiles for num_tiles, _ in tiles

@@ -106,7 +106,7 @@ def _check_groups(experts: ExpertLayers) -> None:
 
 
 def bytes_read(experts: ExpertLayers) -> int:
-    """Bytes that a pass over one token reads: of the experts only those that it is sent to."""
+    """Bytes read in a pass over one token: of the experts, only those to which it is routed."""
     chosen = sum(layer.nbytes for layer in (*experts.gate_up, *experts.down))
     always = (
         experts.router, experts.shared_gate_up, experts.shared_down, experts.shared_gate,
@@ -117,7 +117,7 @@ def bytes_read(experts: ExpertLayers) -> int:
 
 
 class ExpertKernels(GatedKernels, LoraKernels, Protocol):
-    """What the mixture asks of a set of kernels."""
+    """The operations that the mixture needs from a kernel set."""
 
 
 class SequentialMoe(MixtureOfExperts):
@@ -178,7 +178,7 @@ class SequentialMoe(MixtureOfExperts):
         return tensors if bias is None else {**tensors, "choice_bias": bias}
 
     def _shared(self, x: Tensor, every: Tensor, layers: ExpertLinears) -> Tensor:
-        """What the expert of all tokens says, or zeros."""
+        """The output of the expert shared by all tokens, or zeros."""
         experts = self._experts
         if experts.shared_gate_up is None or experts.shared_down is None:
             return torch.zeros_like(x)

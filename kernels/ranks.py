@@ -77,7 +77,7 @@ class RankGroup(ABC):
 
     @abstractmethod
     def reset(self) -> None:
-        """Begin anew after a failure: each rank does, while none is in a gather."""
+        """Reset after a failure: every rank does, while none is in a gather."""
 
     @abstractmethod
     def forget_failure(self) -> None:

@@ -237,7 +237,7 @@ def _opened(states: Tensor, scales: Tensor | None, row: int) -> Tensor:
 
 
 def _round(state: Tensor, states: Tensor, scales: Tensor | None, row: int) -> None:
-    """Write one row of the states, each of their vectors by a scale of its own."""
+    """Write one row of the states, with a scale for each of their vectors."""
     if scales is not None:
         scales[row] = state.abs().amax(-1) / 127
         state = (state / scales[row].clamp(min=1e-38).unsqueeze(-1)).round()

@@ -1,4 +1,4 @@
-"""Where a model's weights come from."""
+"""Sources of a model's weights, by load format."""
 
 from __future__ import annotations
 

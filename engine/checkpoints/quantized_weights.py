@@ -15,7 +15,7 @@ from engine.quantization.formats.base import CheckpointFormat, LayerTensors
 from engine.quantization.packing import WeightSource
 
 _WEIGHT = ".weight"
-#: Layers whose tensors are checked before their pages are given back.
+#: Number of layers whose tensors are checked before their pages are released.
 _CHECKED_AT_ONCE = 64
 
 

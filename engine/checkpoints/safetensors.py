@@ -106,7 +106,7 @@ class MappedFile:
 
 
 class ReadProgress:
-    """Tells who watches the load how many of the weights' bytes have been asked for."""
+    """Reports to observers of the load how many of the weights' bytes have been read."""
 
     def __init__(self, total: int) -> None:
         self._total, self._done = total, 0
@@ -217,7 +217,7 @@ class WeightReader:
         return ModelLoadError(f"{self.folder}: {why}.", param="model")
 
     def numbers(self, name: str) -> Tensor | None:
-        """A small tensor of whatever shape, float32; None where there's none of that name."""
+        """A small tensor of any shape, float32; None if there is none of that name."""
         if name not in self._locations:
             return None
         return self.get(name, tuple(self._locations[name][1]["shape"])).float().clone()
@@ -265,12 +265,12 @@ class WeightReader:
         self._read.update(names)
 
     def release(self) -> None:
-        """Give back the memory of what has been read; tensors stay valid."""
+        """Release the memory of tensors read from files; results stay valid."""
         for file in self._files:
             file.release()
 
     def unused_names(self) -> list[str]:
-        """Names that nobody asked for: config.json and weights may not belong together."""
+        """Names of tensors that weren't read: config.json and weights may not belong together."""
         return self.drop_ignored(self._locations.keys() - self._read)
 
     @staticmethod
@@ -374,7 +374,7 @@ def check_dummy_size(architecture: str, sizes: Mapping[str, int], num_bytes: int
 
 
 class DummyWeights:
-    """Random weights of whatever shape is asked for (`load_format="dummy"`): for profiling."""
+    """Random weights of the requested shapes (`load_format="dummy"`): for profiling."""
 
     def __init__(
         self, names_absent: frozenset[str] = frozenset(), seed: int = 0, device: str = "cpu"
@@ -397,14 +397,14 @@ class DummyWeights:
         return DenseSource(self.get(name, shape))
 
     def release(self) -> None:
-        """Nothing to give back."""
+        """Do nothing: there is nothing to release."""
 
     def unused_names(self) -> list[str]:
         """Nothing is ever left over."""
         return []
 
     def close(self) -> None:
-        """Nothing to let go."""
+        """Do nothing: there is nothing to release."""
 
 
 def _shards(folder: Path) -> list[Path]:
@@ -428,7 +428,7 @@ def has_safetensors(folder: Path) -> bool:
 
 
 def _other_format_hint(folder: Path) -> str:
-    """What to do about weights in another format, where a folder has some."""
+    """Advice about weights in another format, if a folder has some."""
     for pattern, load_format in _OTHER_FORMATS.items():
         for path in sorted(folder.glob(pattern)):
             return f" For {path.name} give --load-format {load_format}."

@@ -34,7 +34,7 @@ log = logging.getLogger(__name__)
 SAFE = "*.safetensors"
 PT_INDEX = "pytorch_model.bin.index.json"
 PT_MODEL = "pytorch_model*.bin"
-#: Of a training run, beside the weights.
+#: Files of a training run, next to the weights.
 _NO_WEIGHTS = ("training_args", "optimizer", "scheduler", "rng_state", "consolidated")
 NP_FOLDER, NP_NAMES = "np", "weight_names.json"
 
@@ -93,7 +93,7 @@ class TensorWeights(WeightReader):
         return self._tensors[name]
 
     def release(self) -> None:
-        """Nothing to give back."""
+        """Do nothing: there is nothing to release."""
 
     def unused_names(self) -> list[str]:
         """See `WeightReader.unused_names`."""

@@ -108,7 +108,9 @@ class VLLM(BaseLLM):
 
     @property
     def _identifying_params(self) -> dict[str, Any]:
-        """What an answer depends on: LangChain's caches take it for the key, except for `stop`."""
+        """The parameters that determine an answer, except for `stop`: LangChain's caches use
+        them as key.
+        """
         names = VLLM.__annotations__.keys() - {"client"}
         settings = {name: getattr(self, name) for name in sorted(names)}
         # A client that was passed in has a model that no field names.

@@ -19,18 +19,18 @@ KVCaches = Mapping[str, Sequence[Tensor]]
 
 
 class KVConnectorMetadata(msgspec.Struct):
-    """The connector's part of a step's plan; a subclass for each connector."""
+    """The connector's part of a step's plan; each connector has its own subclass."""
 
 
 class MediaItemView(Protocol):
-    """Where a picture or sound stands in a prompt: see `MediaItem`."""
+    """Position of a picture or audio in a prompt: see `MediaItem`."""
 
     @property
     def end(self) -> int: ...
 
 
 class EncoderItemView(Protocol):
-    """What an encoder reads for a request: see `EncoderItem`."""
+    """A request's encoder input: see `EncoderItem`."""
 
     @property
     def item(self) -> MediaItemView: ...
@@ -243,7 +243,7 @@ class KVConnectorBase(ABC):
         """Set the statistics that are the connector's."""
 
     def set_prefill_pace(self, seconds_per_token: float) -> None:  # noqa: B027
-        """Computing a prompt's token takes so long; loading should take less."""
+        """Set the seconds that computing a prompt token takes; loading should take less."""
 
     def reset_cache(self) -> None:  # noqa: B027
         """Never load again what was saved so far: the model's weights may have changed."""

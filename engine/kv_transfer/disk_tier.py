@@ -141,7 +141,7 @@ class DiskTier(StorageTier):
                 self._scan(name, size)
 
     def _scan(self, name: str, size: int) -> None:
-        """Index a segment's blocks after those that are indexed."""
+        """Index the blocks of a segment that aren't indexed yet."""
         offset = self._ends.setdefault(name, 0)
         if offset + HEADER.size > size:
             return
@@ -301,7 +301,7 @@ class DiskTier(StorageTier):
         return descriptor, name
 
     def _delete(self, name: str) -> bool:
-        """Delete a segment that nobody writes."""
+        """Delete a segment that isn't being written."""
         try:
             descriptor = os.open(self.folder / name, os.O_RDONLY)
         except FileNotFoundError:
@@ -355,7 +355,7 @@ class DiskFull(OSError):
 
 
 def _lock(descriptor: int) -> bool:
-    """Lock a segment for as long as it is open; whether nobody else has."""
+    """Lock a segment while it is open. Returns whether nothing else holds the lock."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

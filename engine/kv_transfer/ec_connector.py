@@ -111,7 +111,7 @@ class ECConnector:
         return hashlib.sha256(self._numerics + b"encoder" + key).digest()
 
     def _following_keys(self, first: bytes) -> Callable[[Payload], list[bytes]]:
-        """What names an output's other payloads by its first."""
+        """Derives the keys of an output's other payloads from its first."""
 
         def keys_after(payload: Payload) -> list[bytes]:
             num_rows, width, name = _HEADER.unpack_from(payload.data)

@@ -1,4 +1,4 @@
-"""Who publishes what changes in the prefix cache."""
+"""Publishers of the prefix cache's changes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 def make_event_publisher(
     config: EngineConfig,
 ) -> ZmqEventPublisher | RedisEventPublisher | None:
-    """What publishes KV events; None: the settings ask for none. Raises `ConfigError`."""
+    """The publisher of KV events; None: the settings ask for none. Raises `ConfigError`."""
     events = KVEventsConfig.from_mapping(config.kv_events_config or {})
     if not events.publishes:
         return None

@@ -80,7 +80,7 @@ class HostTier:
                 self._remove(blocks_in_budget.pop()[0])
 
     def lease(self, keys: Sequence[bytes], seconds: float) -> None:
-        """Don't evict blocks for so long, those included that are stored meanwhile."""
+        """Don't evict blocks for this long, including those that are stored meanwhile."""
         end = time.monotonic() + seconds
         with self._lock:
             for key in keys:

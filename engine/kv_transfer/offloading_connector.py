@@ -35,7 +35,7 @@ log = logging.getLogger(__name__)
 #: A reader's thread may have to wait so long for its turn on a busy machine.
 _MIN_READ_S = 0.5
 
-#: Blocks that have left the tier are remembered up to so many times its capacity.
+#: Evicted blocks are remembered up to this many times the tier's capacity.
 GHOST_FACTOR = 4
 
 #: Of which the fastest counts: others may have waited for the machine.
@@ -400,7 +400,7 @@ class OffloadingConnector(KVConnectorBase):
         return removed
 
     def _filled_blocks(self, plan: PlanView, scheduled: Sequence[RequestView]) -> list[SavedBlocks]:
-        """The blocks that a step fills, and the states that it keeps, which no tier has."""
+        """The blocks that a step fills, and the states that it saves, which no tier has yet."""
         saves: list[SavedBlocks] = []
         size, keys_of = self._block_size, self._keys.of_block
         checkpoints: dict[int, list[tuple[int, int]]] = {}
@@ -455,7 +455,7 @@ class OffloadingConnector(KVConnectorBase):
         if not self._swaps or num_tokens <= 0:
             return
         if self._layout.state_group is not None and num_tokens < request.num_computed_tokens:
-            return  # the state has taken in a token that isn't known
+            return  # the state includes a token that isn't known yet
         keyed = self._keys.blocks_of(request, 0, num_tokens)
         keyed += self._keys.encoder_blocks(request.encoder_key)
         blocks = _planned(keyed, block_ids)
@@ -496,7 +496,7 @@ class OffloadingConnector(KVConnectorBase):
         if not isinstance(metadata, OffloadingMetadata):
             return
         self._running_step = metadata.step
-        # First: what is loaded next may go into the blocks that preempted sequences have left.
+        # Done first: blocks loaded next may reuse those of preempted sequences.
         for tenant, _, blocks in metadata.swapped:
             self._save(blocks, tenant, self.host)
         while self._loading and self._loading[0][0] <= metadata.step:
@@ -614,7 +614,7 @@ class OffloadingConnector(KVConnectorBase):
         return time.perf_counter() - started
 
     def reset_cache(self) -> None:
-        # Blocks of other weights, say, which other replicas may have stored as well.
+        # For instance blocks of other weights, which other replicas may have stored.
         self._numerics = secrets.token_bytes(32)
         self._make_keys()
         self._match = None

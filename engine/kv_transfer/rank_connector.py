@@ -81,12 +81,12 @@ class RankConnector(KVConnectorBase):
     def get_num_new_matched_tokens(
         self, request: RequestView, num_computed_tokens: int
     ) -> tuple[int | None, bool]:
-        return 0, False  # the first rank is asked
+        return 0, False  # the first rank decides
 
     def update_state_after_alloc(
         self, request: RequestView, block_ids: list[list[int]], num_external_tokens: int
     ) -> None:
-        """Do nothing: the first rank is told."""
+        """Do nothing: only the first rank needs this."""
 
     def build_connector_meta(
         self, plan: PlanView, scheduled: Sequence[RequestView]

@@ -35,7 +35,7 @@ TIMEOUT_S = 1.0
 NUM_PARALLEL_READS = 8
 #: Time without reads and writes after a store didn't answer.
 _PAUSE_S = 10.0
-#: The store may have dropped a block that it was known to have so long ago: it is written again.
+#: After this time the store may have dropped a block that it had: it is written again.
 #: A replica that only writes would never notice, and a block in constant use is written this often.
 STORED_S = 60.0
 
@@ -96,7 +96,7 @@ class RemoteTier(StorageTier):
     is_indexed = False
 
     def __init__(self, store: RemoteStore, capacity: int, block_bytes: int) -> None:
-        """Nothing is asked of the store yet: replicas start without it, too."""
+        """The store isn't contacted yet: replicas start without it, too."""
         super().__init__(capacity)
         self._store, self._block_bytes = store, block_bytes
         self._cipher: BlockCipher | None = None

@@ -17,7 +17,7 @@ log = logging.getLogger(__name__)
 
 #: How long another replica's blocks may go unnoticed.
 _REFRESH_S = 1.0
-#: A request whose blocks are still being read after so long is computed: a storage may hang.
+#: Timeout of reading a request's blocks, after which they are computed: a storage may hang.
 READ_TIMEOUT_S = 10.0
 #: A prefill replica's outputs wait so long for its blocks: later ones don't while a storage hangs.
 SAVE_TIMEOUT_S = 2.0
@@ -156,7 +156,7 @@ class StorageQueue:
         return blocks
 
     def refresh_soon(self) -> None:
-        """Look for blocks of other replicas, unless that was just done or still goes on."""
+        """Scan for blocks of other replicas, unless a scan is in progress or was just done."""
         if self._refresh is not None and not self._refresh.done():
             return  # one that hangs takes one reader, not all
         if time.monotonic() - self._refreshed_at > _REFRESH_S:
@@ -175,7 +175,7 @@ class StorageQueue:
         flush.result(timeout_s)
 
     def close(self) -> None:
-        """Write what waits, for at most `CLOSE_TIMEOUT_S`, and end the threads."""
+        """Write pending blocks, for at most `CLOSE_TIMEOUT_S`, and stop the threads."""
         self._closes_at = time.monotonic() + CLOSE_TIMEOUT_S
         self._writer.shutdown()
         self._closes_at = 0.0

@@ -1,4 +1,4 @@
-"""The attention backend of a model, put in the place of the kernels' own attention."""
+"""Replaces the kernels' own attention by a model's attention backend."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _KV_NAMES = {
 def attention_requirements(
     spec: DecoderSpec, ops: KernelSet, dtype: torch.dtype, config: EngineConfig
 ) -> AttentionRequirements:
-    """What a model with weights of `dtype` asks of attention on the kernels' device."""
+    """Requirements of a model with weights of `dtype` for attention on the kernels' device."""
     return AttentionRequirements(
         device=ops.device.type,
         vendor="amd" if torch.version.hip else "nvidia",

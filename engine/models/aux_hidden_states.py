@@ -1,4 +1,4 @@
-"""Hidden states that draft heads read, taken in a pass over a step's tokens."""
+"""Hidden states for draft heads, recorded in a forward pass over a step's tokens."""
 
 from __future__ import annotations
 

@@ -64,7 +64,7 @@ def compile_decoder(
 def _state_layer(
     spec: DecoderSpec, layer: LayerWeights, cache: LayerStateCache | None
 ) -> StateLayer | None:
-    """What a layer does to its states; None: it carries none."""
+    """How a layer updates its states; None: it carries none."""
     weights = layer.state if layer.state is not None else layer.attention
     if spec.states is None or cache is None or not isinstance(weights, StateWeights):
         return None
@@ -88,7 +88,7 @@ def _state_layer(
 
 
 def _obstacle(spec: DecoderSpec, layers: Sequence[LayerWeights]) -> str:
-    """What the compiled decoder can't do; "": nothing."""
+    """Why the compiled decoder doesn't support a model; "": it does."""
     if spec.activation not in ACTIVATIONS:
         return f"it has the activation {spec.activation}"
     if spec.normed_residual:

@@ -29,7 +29,7 @@ class ExpertLoader:
     def __init__(
         self, loader: WeightLoader, block: MoeBlock, requested: Collection[int] | None = None
     ) -> None:
-        """`requested`: experts to load; None: those that are this rank's at first."""
+        """`requested`: experts to load; None: the initial ones of this rank."""
         self._requested = requested
         self._loader, self._block, self._moe = loader, block, block.moe
         self._shard, self._hidden = loader.shard, loader.spec.hidden_size
@@ -83,7 +83,7 @@ class ExpertLoader:
         )
 
     def experts(self) -> list[Expert]:
-        """All of the layer, those that aren't requested as `AbsentLinear`."""
+        """All experts of the layer, with those that aren't requested as `AbsentLinear`."""
         return self._streamed() or self._from_tensors()
 
     def _keeps_format(self) -> bool:

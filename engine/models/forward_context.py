@@ -1,4 +1,4 @@
-"""What attention needs to know of a step's batch."""
+"""A step's batch as attention sees it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the engine asks of a model, whoever wrote it."""
+"""The engine's interface to models, built-in and external."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ class ModelFacts:
 
     @property
     def tasks(self) -> list[str]:
-        """What the model does."""
+        """The model's task."""
         if self.pooling is not None:
             return list(self.pooling.tasks)
         return [GENERATE, TRANSCRIPTION] if self.encoder_length else [GENERATE]
@@ -117,7 +117,7 @@ class ModelSpec(Protocol):
 
     @property
     def hidden_size(self) -> int:
-        """Of a token's hidden state."""
+        """Size of a token's hidden state."""
 
     @property
     def max_position_embeddings(self) -> int:
@@ -217,7 +217,9 @@ class EncoderDecoderModel(Protocol):
 
 
 class OutsideModel(EngineModel, Protocol):
-    """What `ModelRegistry.register_model` takes, beside subclasses of `PreTrainedModel`."""
+    """Models that `ModelRegistry.register_model` accepts besides subclasses of
+    `PreTrainedModel`.
+    """
 
     def __init__(
         self, spec: ModelSpec, ops: KernelSet, weight_dtype: torch.dtype, max_model_len: int

@@ -99,7 +99,7 @@ def _format_value(value: Any) -> str:
 
 BLOCK_SIZE = 16
 MAX_SAMPLE_TOKENS = 512
-#: Other texts may have larger keys than the sample: so much room is left above its largest.
+#: Other texts may have larger keys than the sample: headroom above its largest key.
 HEADROOM = 2.0
 
 SAMPLE = """The quick brown fox jumps over the lazy dog, and 3.14159 isn't 22/7. She asked: "Why?"
@@ -216,7 +216,7 @@ def measure_kv_scales(
 def calibrate(
     model: NativeDecoder, tokenizer: Tokenizer | None, max_model_len: int, dtype: torch.dtype
 ) -> None:
-    """Measure the scales of those layers that the checkpoint has none for."""
+    """Measure the scales of the layers without scales in the checkpoint."""
     tokens = sample_tokens(tokenizer, model.spec.vocab_size, min(MAX_SAMPLE_TOKENS, max_model_len))
     measured = measure_kv_scales(model, tokens, dtype)
     stored = model.kv_scales or [None] * len(measured)

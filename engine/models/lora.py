@@ -1,4 +1,4 @@
-"""Adapters as a model runs them: which rows of a step go through which."""
+"""Adapters as a model applies them: which rows of a step use which adapter."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ class HeadLora:
 
     @property
     def replaces(self) -> bool:
-        """Whether it has rows of an output layer of its own."""
+        """Whether it has rows for the output layer."""
         return self.table is not None or self.tokens is not None
 
     def replace(self, logits: Tensor, hidden: Tensor, rows: Tensor) -> None:
@@ -212,7 +212,7 @@ NO_ADAPTERS = StepAdapters([])
 
 
 def _with_rows(groups: Iterable[tuple[AdapterWeights, Tensor]]) -> StepAdapters:
-    """Without those that none of the rows goes through: their vocabulary may be another."""
+    """Without adapters that none of the rows uses: their vocabulary may differ."""
     return StepAdapters([(one, rows) for one, rows in groups if len(rows)])
 
 
@@ -239,7 +239,7 @@ class DeviceHeads:
 
 
 class LoraLinear(LinearLayer):
-    """A linear layer whose rows get what their adapters add, while a step says which."""
+    """A linear layer that adds adapters' outputs to the rows that a step assigns to them."""
 
     def __init__(
         self, ops: KernelSet, layer: LinearLayer, target: tuple[int, str], step: LoraContext
@@ -269,7 +269,7 @@ class LoraLinear(LinearLayer):
 
 
 class LowRankLinear(LinearLayer):
-    """A linear layer that others use too, with low ranks of its own added to all rows."""
+    """A linear layer shared with others, with its own low-rank addition to all rows."""
 
     def __init__(self, ops: KernelSet, layer: LinearLayer, added: PackedLora) -> None:
         self._ops, self._layer, self._added = ops, layer, added
@@ -359,7 +359,7 @@ class LoraHeads(PerHeadLinear):
 
 
 class LoraMoe(MixtureOfExperts):
-    """A mixture of experts whose rows get what their adapters add, while a step says which."""
+    """A mixture of experts that adds adapters' outputs to the rows that a step assigns to them."""
 
     def __init__(self, experts: MixtureOfExperts, layer: int, step: LoraContext) -> None:
         """`layer`: the number of the layer that it is in."""

@@ -60,7 +60,7 @@ _MAX_SIZES = {
     "head_dim": 1 << 16,
     "num_experts": 1 << 16,
 }
-#: Names of the same sizes in encoders and in families with experts, beside `ALIASES`.
+#: Names of the same sizes in encoders and in families with experts, in addition to `ALIASES`.
 _SIZE_ALIASES = {
     "depth": "num_hidden_layers",
     "encoder_layers": "num_hidden_layers",
@@ -234,7 +234,7 @@ _CONTRACT = ("make_spec", "load", "allocate_kv", "forward", "logits")
 
 
 class ModelRegistry:
-    """Classes for architectures, given by whoever embeds the engine. They come before our own."""
+    """Classes of architectures, registered by the embedding program. They take precedence."""
 
     _classes: ClassVar[dict[str, type | str]] = {}
 

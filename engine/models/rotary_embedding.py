@@ -46,7 +46,7 @@ class RopeSpec:
     planes: tuple[int, ...] = ()
 
 
-#: Tokens of a step that may have three different positions; see `rotate_in_planes`.
+#: Tokens of a step with possibly three different positions; see `rotate_in_planes`.
 MAX_PLANE_ROWS = 8192
 
 
@@ -100,7 +100,7 @@ def _planes(params: dict[str, Any], dim: int) -> tuple[int, ...]:
         )
     if not params.pop("mrope_interleaved", False):
         return tuple(plane for plane, count in enumerate(sections) for _ in range(count))
-    # Time, height and width take turns; what is left is time's.
+    # Time, height and width alternate; the remaining dimensions belong to time.
     return tuple(index % 3 if index < 3 * sections[index % 3] else 0 for index in range(dim // 2))
 
 

@@ -163,7 +163,7 @@ def splits_heads(spec: DecoderSpec, size: int) -> bool:
 
 
 def num_kv_copies(spec: DecoderSpec, size: int) -> int:
-    """How many ranks have a copy of the same key."""
+    """Number of ranks that have a copy of the same key."""
     return max(1, size // spec.num_kv_heads) if splits_heads(spec, size) else size
 
 

@@ -157,7 +157,7 @@ class SupportsLoRA(ABC):
     @property
     @abstractmethod
     def _depth(self) -> int:
-        """How many layers there are."""
+        """Number of layers."""
 
     @abstractmethod
     def lora_linears(self, layer: int) -> Mapping[str, AdaptableLinear]:
@@ -178,7 +178,7 @@ class SupportsLoRA(ABC):
         return self._step.slots
 
     def make_lora_slots(self, max_adapters: int, max_rank: int) -> LoraSlots | None:
-        """Slots for so many adapters of up to that rank; None: the kernels have none."""
+        """Slots for this many adapters of up to that rank; None: the kernels support none."""
         return make_slots(
             self.ops,
             self._slot_names(),

@@ -119,7 +119,7 @@ def stretch_powers(samples: np.ndarray, num_mels: int) -> np.ndarray:
 
 
 def window_tensors(powers: np.ndarray, num_frames: int) -> MediaTensors:
-    """What an encoder reads of one window of sound, of its `log_powers` [n, num_mels]."""
+    """The encoder's input for one audio window, from its `log_powers` [n, num_mels]."""
     return {FEATURES: scale_window(powers, num_frames)}
 
 

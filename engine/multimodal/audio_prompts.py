@@ -1,4 +1,4 @@
-"""`AudioProcessor`: sound in prompts of decoders that hear, and the tokens that stand for it."""
+"""`AudioProcessor`: audio in prompts of decoders, and the tokens that stand for it."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ NUM_FRAMES = "num_frames"
 
 
 def num_states_of(num_frames: int) -> int:
-    """States of the encoder that hear so many frames: its second convolution takes every other."""
+    """Number of encoder states for this many frames: its second convolution has stride 2."""
     return (num_frames + 1) // 2
 
 
@@ -176,7 +176,7 @@ class AudioProcessor:
 
     @classmethod
     def from_folder(cls, folder: str | Path) -> AudioProcessor:
-        """Of a model's folder. Raises `ModelLoadError` for a model that doesn't hear."""
+        """Build from a model's folder. Raises `ModelLoadError` for a model without audio input."""
         config = json.loads((Path(folder) / "config.json").read_text(encoding="utf-8"))
         make_layout = _LAYOUTS.get(str(config.get("model_type")))
         if make_layout is None:

@@ -50,7 +50,7 @@ class ImagePrompt(ABC):
 
     @abstractmethod
     def replacement(self, outputs: Mapping[str, Any]) -> str:
-        """What stands for the picture of which the image processor made `outputs`."""
+        """The placeholder for the picture of which the image processor made `outputs`."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""What an encoder reads of one picture, as it crosses processes."""
+"""An encoder's input for one picture, as it is sent between processes."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def decode_tensors(data: bytes) -> dict[str, np.ndarray]:
 
 
 def media_digest(kind: str, encoded: bytes) -> bytes:
-    """sha256 of what an encoder reads of a picture."""
+    """sha256 of an encoder's input for a picture."""
     return hashlib.sha256(kind.encode() + b"\0" + encoded).digest()
 
 
@@ -186,7 +186,7 @@ class PreparedDocument(msgspec.Struct, tag="document"):
     pages: list[DocumentPage]
 
 
-#: Fields of a request that say how its media are prepared.
+#: Fields of a request that determine how its media are prepared.
 OPTION_FIELDS = ("mm_processor_kwargs", "media_io_kwargs")
 
 

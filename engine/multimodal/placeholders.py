@@ -1,4 +1,4 @@
-"""Where pictures stand in a prompt's token ids."""
+"""Positions of pictures in a prompt's token ids."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Placed(Protocol):
 
     @property
     def placeholder_id(self) -> int:
-        """The token that stands for it in a prompt that isn't expanded."""
+        """The token that stands for it in an unexpanded prompt."""
 
     @property
     def replacement(self) -> str:

@@ -59,7 +59,7 @@ _SHAPE_OPTIONS = {
     "temporal_patch_size",
 }
 _FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF")
-#: What Pillow raises for damaged files, beside its own errors.
+#: Exceptions of Pillow for damaged files, in addition to its own errors.
 DAMAGED_FILE_ERRORS = (OSError, ValueError, SyntaxError, EOFError, LookupError, struct.error)
 
 
@@ -125,7 +125,7 @@ def open_image(data: bytes, param: str = "messages") -> Image:
 
 
 def to_rgb(image: Image) -> Image:
-    """The picture in RGB; what is transparent becomes white."""
+    """The picture in RGB; transparent areas become white."""
     from PIL import Image
 
     if image.mode.startswith("I;16") or image.mode == "I":
@@ -346,7 +346,7 @@ def _contiguous(values: np.ndarray) -> np.ndarray:
 
 
 def _option_errors() -> tuple[type[Exception], ...]:
-    """What image processors raise for values that they can't use."""
+    """Exceptions of image processors for unsupported values."""
     from huggingface_hub.errors import StrictDataclassError  # slow to import
 
     errors = (ValueError, TypeError, LookupError, ArithmeticError, AttributeError)

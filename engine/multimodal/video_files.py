@@ -31,7 +31,7 @@ MAX_FILE_FRAMES = 1_000_000
 _FORMATS = "asf,avi,flv,matroska,webm,mov,mp4,m4a,3gp,3g2,mj2,mpeg,mpegts,mpegvideo,ogg"
 #: How files begin that Pillow reads frame by frame.
 _ANIMATIONS = {b"GIF8": "GIF", b"RIFF": "WEBP"}
-#: Seconds that a frame of an animation is shown where its file says 0.
+#: Duration in seconds of an animation's frame if its file says 0.
 _DEFAULT_DURATION = 0.1
 
 
@@ -238,7 +238,7 @@ def _read_animation(data: bytes, form: str, options: dict[str, Any], param: str)
         durations = []
         for index in range(total):
             image.seek(index)
-            image.load()  # WebP says how long it's shown only then
+            image.load()  # WebP provides the duration only then
             duration = image.info.get("duration")
             durations.append(duration / 1000 if duration else _DEFAULT_DURATION)
         times = np.cumsum([0.0, *durations[:-1]])

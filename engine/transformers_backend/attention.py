@@ -92,7 +92,7 @@ class StateCache(DynamicCache):
 
     @property
     def linear_layers(self) -> Iterator[tuple[int, Any]]:
-        """(index, layer) of those that keep a state."""
+        """(index, layer) of the layers that carry a state."""
         return (
             (index, layer) for index, layer in enumerate(self.layers) if isinstance(layer, _LINEAR)
         )
@@ -177,7 +177,7 @@ class AttentionHandler(Protocol):
         """[batch, tokens, heads, size of the values]."""
 
     def mask(self, **arguments: Any) -> Tensor:
-        """The mask for so many queries and keys that `transformers` asks for."""
+        """The mask that `transformers` requests for these numbers of queries and keys."""
 
 
 _thread = threading.local()

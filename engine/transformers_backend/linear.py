@@ -32,7 +32,7 @@ class Unpacked(Tensor):
 
     @staticmethod
     def __new__(cls, layer: LinearLayer) -> Unpacked:
-        """Without any memory of its own."""
+        """A layer without memory of its own."""
         shape = (layer.out_features, layer.in_features)
         device = getattr(layer, "device", torch.device("cpu"))
         tensor: Unpacked = Tensor._make_wrapper_subclass(
@@ -127,7 +127,7 @@ def pack(model: nn.Module, ops: KernelSet, scheme: QuantScheme) -> int:
 
 
 def _table(model: nn.Module, getter: str) -> nn.Module | None:
-    """What `transformers` says is the model's output layer or its words' embedding."""
+    """The model's output layer or input embedding, according to `transformers`."""
     get: Callable[[], nn.Module | None] | None = getattr(model, getter, None)
     return get() if get is not None else None
 
@@ -151,7 +151,7 @@ def _replace(owners: list[tuple[nn.Module, str]], module: nn.Module) -> None:
 
 
 def _to_float32(model: nn.Module) -> int:
-    """Convert what is left; its bytes."""
+    """Convert the remaining layers; returns their bytes."""
     total = 0
     for tensor in (*model.parameters(), *model.buffers()):
         if tensor.is_floating_point() and tensor.dtype != torch.float32:

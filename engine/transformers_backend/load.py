@@ -94,7 +94,7 @@ class Source:
         self.folder, self.trust, self.dummy, self._form = folder, trust_remote_code, dummy, form
         raw = {name: value for name, value in raw.items() if name != "quantization_config"}
         self._maker: Any = AutoModelForCausalLM if outside is None else outside
-        #: Whether pictures may stand in its prompts.
+        #: Whether its prompts may contain pictures.
         self.sees = False
         #: How the text part of a model that takes media is loaded, for messages; "": it has none.
         self.text_part = ""

@@ -170,7 +170,7 @@ class LoraModules:
 
 
 class _LinearHook:
-    """What comes behind a linear layer."""
+    """Wraps a linear layer to add the adapters' outputs."""
 
     def __init__(self, modules: LoraModules, name: str, *, output: bool) -> None:
         self._modules, self._name, self._output = modules, name, output
@@ -201,7 +201,7 @@ class _LinearHook:
 
 
 class _EmbeddingHook:
-    """What comes behind the words' embedding."""
+    """Wraps the input embedding to add the adapters' outputs."""
 
     def __init__(self, modules: LoraModules, name: str) -> None:
         self._modules, self._name = modules, name

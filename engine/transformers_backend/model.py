@@ -356,7 +356,7 @@ class TransformersModel:
         caches: list[StateCache],
         logits_rows: Tensor,
     ) -> Tensor:
-        """Logits of those wanted among `count` tokens of each of these sequences."""
+        """Logits of the requested ones among `count` tokens of each of these sequences."""
         part = select_sequences(context, sequences, starts, [count] * len(starts))
         rows = token_rows(starts, [count] * len(starts))
         local = _matches(logits_rows, rows)[1].to(token_ids.device)
@@ -366,7 +366,7 @@ class TransformersModel:
             logits = self._pass(ids, part, None, cache)
             scatter(cache, caches)
             return logits.flatten(0, 1)[local]
-        # An output layer wants at least one row.
+        # An output layer requires at least one row.
         keep = local if len(local) else torch.zeros(1, dtype=torch.int64, device=local.device)
         return self._pass(ids, part, keep, cache)[0, : len(local)]
 

@@ -123,7 +123,7 @@ def verify_parity(bridged: TransformersModel) -> None:
     try:
         _compare(ours, _batched_logits(bridged, texts), "several texts in one batch")
         if bridged.stateful:
-            # Some models go on from a state only by single tokens.
+            # Some models can continue from a state only token by token.
             bridged.continues = is_close(ours, _chunked_logits(bridged, texts, 4))
         size = 1 if bridged.stateful else 4
         _compare(ours, _chunked_logits(bridged, texts, size), "texts in several steps")

@@ -33,7 +33,7 @@ class TransformersVisionModel(TransformersModel):
 
     @property
     def image_features(self) -> Any:
-        """`transformers`' own function from tensors to vectors; None: the model has none."""
+        """The function of `transformers` from tensors to vectors; None: the model has none."""
         owners = (self.model, getattr(self.model, "base_model", None))
         functions = (getattr(owner, "get_image_features", None) for owner in owners)
         return next(filter(None, functions), None)

@@ -1,4 +1,4 @@
-"""Which implementation of attention runs: a registry of backends that say what they can do."""
+"""Chooses the implementation of attention: a registry of backends with their capabilities."""
 
 from kernels.attention.registry import (
     BACKENDS,

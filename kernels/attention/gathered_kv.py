@@ -49,7 +49,7 @@ def gather_kv(args: AttentionArgs) -> GatheredKV:
 
 
 def raise_unsupported(name: str, **arguments: object) -> None:
-    """Raise ValueError where one of the named things is asked for."""
+    """Raise ValueError if one of the named features is requested."""
     for what, value in arguments.items():
         if value is not None and value != 0:
             raise ValueError(f"{name} doesn't do {what}")

@@ -35,7 +35,7 @@ def paged_attention(args: AttentionArgs) -> Tensor:
 
 
 def _bias(count: int, length: int, args: AttentionArgs) -> Tensor | None:
-    """What is added to the scores [count, length], or [Hq, count, length]; None for nothing."""
+    """The bias of the scores [count, length], or [Hq, count, length]; None: no bias."""
     q, window, slopes = args.q, args.sliding_window, args.alibi_slopes
     if count == 1 and slopes is None and not 0 < window < length:
         return None

@@ -56,7 +56,7 @@ def remove_stale(parent: Path) -> None:
             if not _is_locked(folder):
                 logger.info("removing %s, left by a build that was ended", folder)
                 shutil.rmtree(folder)
-        except OSError as error:  # somebody else's, or another process was faster
+        except OSError as error:  # owned by another user, or another process was faster
             logger.debug("%s stays: %s", folder, error)
 
 
@@ -67,7 +67,7 @@ def _age(folder: Path) -> float:
 
 
 def _is_locked(folder: Path) -> bool:
-    """Whether its build runs. The system lets go of what a process held when it ends."""
+    """Whether its build is running. The system releases a process's locks when it ends."""
     path = folder / _LOCK_FILE
     if not path.exists():
         return False
@@ -158,7 +158,7 @@ def library_for(variant: Variant) -> tuple[Path, str]:
 
 
 def _build_for_now(compiler: str, variant: Variant) -> Path:
-    """A library that ends with this process. Raises as `library_for` does."""
+    """A library that is deleted when this process ends. Raises as `library_for` does."""
     try:
         folder = tempfile.mkdtemp(prefix="quire-kernels-")
         atexit.register(shutil.rmtree, folder, ignore_errors=True)
@@ -223,7 +223,7 @@ def _usable(path: Path) -> bool:
 
 
 def _seal(content: bytes) -> bytes:
-    """What is written behind a library; loaders look at nothing behind its sections."""
+    """The data appended to a library; loaders ignore everything after its sections."""
     return hashlib.sha256(content).digest()
 
 
@@ -285,7 +285,7 @@ def _read_ahead(compiler: str, flags: list[str], folder: Path) -> list[str]:
 
 
 def timeout_s() -> float:
-    """How long a compiler may take. Raises `KernelsUnavailable` for what is no positive number."""
+    """Timeout of a compiler. Raises `KernelsUnavailable` for a value that isn't positive."""
     named = os.environ.get(TIMEOUT)
     try:
         seconds = float(named) if named else DEFAULT_TIMEOUT_S

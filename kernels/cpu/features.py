@@ -1,4 +1,4 @@
-"""What this CPU can do, and the compiler flags that use it."""
+"""The features of this CPU, and the compiler flags that use them."""
 
 from __future__ import annotations
 

@@ -179,7 +179,7 @@ class CpuLoraTable(LoraTable):
 
 
 class LoraSegments:
-    """The groups of a step as C++ reads them."""
+    """The groups of a step in the form that C++ reads."""
 
     def __init__(self, uses: Sequence[TableSegment]) -> None:
         self._references = uses
@@ -192,7 +192,7 @@ class LoraSegments:
             entry.layers, entry.rows, entry.count = table.address, rows.data_ptr(), len(rows)
 
 
-#: Numbers to which what is packed is aligned: 64 bytes at least.
+#: Packed arrays are aligned to this many numbers: at least 64 bytes.
 _ALIGNED = 32
 
 
@@ -213,7 +213,7 @@ class _Memory:
         self.address = library.allocate_lora(nbytes)
         if self.address is None:
             raise MemoryError(f"{nbytes} bytes for an adapter could not be allocated")
-        # At the end of the process a step may still be reading there.
+        # A step may still read the memory when the process exits.
         weakref.finalize(self, library.free_lora, self.address).atexit = False
 
 

@@ -1,4 +1,4 @@
-"""Layers that carry a state, by the library; `kernels.ssm` says what is computed."""
+"""Layers that carry a state, computed by the library; `kernels.ssm` defines the operations."""
 
 from __future__ import annotations
 

@@ -98,7 +98,7 @@ def write_to_cache(x: Tensor, cache: Tensor, scales: Tensor | None, slot_mapping
     if scales is not None:
         scale = wide(x).abs().amax(-1) / 127
         finite = scale.isfinite()
-        # No integer stands for what isn't finite: the scale says so.
+        # Integers can't represent values that aren't finite: the scale does.
         scales[block, :, offset] = torch.where(finite, scale, torch.nan).to(scales.dtype)
         inverse = 1 / scale
         stored = (finite & inverse.isfinite())[..., None]

@@ -53,7 +53,7 @@ def dequantize(
     bits: int,
     zeros: Tensor | None = None,
 ) -> Tensor:
-    """The float32 weights [N, K] that integers stand for; see `IntegerRows`."""
+    """The float32 weights [N, K] that integers represent; see `IntegerRows`."""
     rows, groups = scales.shape
     grouped = values.view(rows, groups, -1).float()
     float_scales = as_stored(scales.float())[..., None]

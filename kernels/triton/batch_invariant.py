@@ -29,7 +29,7 @@ from kernels.triton.moe import fused_experts
 from kernels.triton.quantized.linear import QuantisedLinear
 
 ROWS = 64
-"""Tiles are chosen as for so many rows, however many there are."""
+"""Tiles are chosen as for this number of rows, whatever their number is."""
 #: Rows, columns and depth of a tile, by bytes of an operand.
 _TILES = {2: (64, 128, 64), 4: (32, 64, 32)}
 

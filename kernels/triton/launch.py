@@ -103,7 +103,7 @@ def _device_target(index: int) -> Target:
 
 
 def target_of(device: torch.device) -> Target:
-    """What runs kernels on tensors of `device`. Raises ValueError where nothing does."""
+    """The launcher of kernels on `device`. Raises ValueError if there is none."""
     watched = _watcher.get()
     if watched is not None:
         return watched[1]

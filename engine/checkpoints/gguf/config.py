@@ -268,7 +268,7 @@ _DTYPES = {types.F32: "float32", types.F16: "float16", types.BF16: "bfloat16"}
 
 
 def make_config(header: Header, bytes_of: BytesOf) -> dict[str, Any]:
-    """The config.json. Raises `ModelLoadError` naming what is missing or not supported."""
+    """The config.json. Raises `ModelLoadError` naming the missing or unsupported value."""
     values = Metadata(header)
     name, family, tensors = values.architecture, values.family, header.tensors
     if "token_embd.weight" not in tensors:

@@ -85,7 +85,7 @@ _NUMBERS = {
 
 
 class Buffer(Protocol):
-    """What the file is read from: bytes, or a mapping of it."""
+    """The file's content: bytes, or a mapping of it."""
 
     def __len__(self) -> int: ...
 
@@ -420,7 +420,7 @@ class GGUFFiles:
         return self.file_of(tensor).buffer[info.offset : info.offset + info.nbytes]
 
     def release(self) -> None:
-        """Give back the memory of what has been read; tensors stay valid."""
+        """Release the memory of tensors read from the file; results stay valid."""
         for file in self._files:
             file.release()
 

@@ -239,7 +239,7 @@ def expert_of(name: str) -> tuple[str, int | None]:
 
 
 def gguf_name(name: str, architecture: str) -> str:
-    """The file's name of a tensor; names that it has none for stay as they are."""
+    """The file's name of a tensor; unknown names are returned unchanged."""
     if vector := _VECTOR.fullmatch(name):
         return f"blk.{vector.group(1)}.{_VECTORS[vector.group(2)]}"
     match = _LAYER_NAME.fullmatch(name)

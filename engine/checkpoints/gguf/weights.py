@@ -396,12 +396,12 @@ class GGUFWeights:
         return torch.arange(rows).view(heads, -1, 2).transpose(1, 2).flatten()
 
     def release(self) -> None:
-        """Give back the memory of what has been read; tensors stay valid."""
+        """Release the memory of tensors read from the file; results stay valid."""
         self._files.release()
         self._trim()
 
     def unused_names(self) -> list[str]:
-        """Names that nobody asked for."""
+        """Names of tensors that weren't read."""
         return sorted(self._tensors.keys() - self._read - set(_IGNORED))
 
     def close(self) -> None:

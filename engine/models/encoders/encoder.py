@@ -64,7 +64,7 @@ class LengthBatches:
         return self.restored(torch.arange(count, device=self._device))
 
     def restored(self, values: Tensor) -> Tensor:
-        """What was sorted, in the step's order again."""
+        """The sorted rows in the step's order again."""
         if self._order is None:
             return values
         return torch.empty_like(values).index_copy_(0, self._order, values)
@@ -115,7 +115,7 @@ class BidirectionalAttention:
 
     @staticmethod
     def _bias(table: Tensor, length: int) -> Tensor:
-        """[heads, L, L]: what is added to the scores."""
+        """[heads, L, L]: the bias of the scores."""
         positions = torch.arange(length, device=table.device)
         distance = positions[None, :] - positions[:, None]
         return table[relative_bucket(distance, len(table))].movedim(-1, 0)
@@ -230,7 +230,7 @@ class EncoderLoader:
         if not name:
             return NoNorm()
         size = self.spec.hidden_size
-        # torch's norm wants its weights in the dtype of what is normed.
+        # torch's norm requires its weights to have the dtype of its input.
         norm_dtype = self.ops.activation_dtype(self.dtype)
         bias = self.vector(f"{name}.bias", size).to(norm_dtype) if self.spec.norm_bias else None
         weight = self.vector(f"{name}.weight", size).to(norm_dtype)

@@ -97,7 +97,7 @@ class EncoderSpec:
 
     @property
     def rope(self) -> RopeSpec | None:
-        """What stretches the context: nothing, positions are the trained ones."""
+        """No scaling of the context: positions are the trained ones."""
         return None
 
     @property
@@ -153,7 +153,7 @@ def roberta(config: Config) -> dict[str, Any]:
 
 
 def distilbert(config: Config) -> dict[str, Any]:
-    """DistilBERT: BERT without token types, under names of its own."""
+    """DistilBERT: BERT without token types, with different names."""
     return {
         "num_positions": int(config["max_position_embeddings"]),
         "names": EncoderNames(

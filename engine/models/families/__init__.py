@@ -1,1 +1,1 @@
-"""Architectures by name: each is data that says how its config.json becomes a `DecoderSpec`."""
+"""Architectures by name: data that defines how a config.json becomes a `DecoderSpec`."""

@@ -1,4 +1,4 @@
-"""What a family is made of, and what families share in reading a config.json."""
+"""Structure of a family, and functions that families share to read a config.json."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ ACTIVATIONS = {
     "relu": "relu",
     "relu2": "relu2",
 }
-#: Layer types that carry a state, and those that attend.
+#: Layer types that carry a state, and those with attention.
 STATE_LAYERS = ("mamba", "linear_attention")
 ATTENTION_LAYERS = ("attention", "full_attention")
 #: Names of the same thing in older or other families.
@@ -120,7 +120,7 @@ def head_size(config: Config) -> int:
 
 
 def rotary_dim(config: Config, head_dim: int) -> int:
-    """How many of a head's dimensions are rotated."""
+    """Number of a head's dimensions that are rotated."""
     rope = config.get("rope_parameters") or {}
     factor = rope.get("partial_rotary_factor") or config.get("partial_rotary_factor") or 1.0
     size = int(head_dim * float(factor))
@@ -154,7 +154,7 @@ def refuse(config: Config, **allowed: Any) -> None:
 
 
 def windows_by_type(config: Config, default: list[str] | None = None) -> tuple[int, ...]:
-    """Sliding windows by `layer_types` (or by `default` where the config has none)."""
+    """Sliding windows by `layer_types` (or by `default` if the config has none)."""
     layers = int(config["num_hidden_layers"])
     types = config.get("layer_types") or default or ["full_attention"] * layers
     window = int(config.get("sliding_window") or 0)

@@ -101,7 +101,7 @@ def gpt2(config: Config) -> dict[str, Any]:
 
 
 def gpt_bigcode(config: Config) -> dict[str, Any]:
-    """StarCoder 1: GPT-2 with one KV head, or with keys and values beside their queries."""
+    """StarCoder 1: GPT-2 with one KV head, or with interleaved queries, keys and values."""
     refuse(config, add_cross_attention=False, scale_attn_weights=True)
     one = bool(config.get("multi_query", True))
     return {

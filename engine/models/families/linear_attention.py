@@ -1,4 +1,4 @@
-"""Families of linear attention or short convolutions beside attention."""
+"""Families that combine attention with linear attention or short convolutions."""
 
 from __future__ import annotations
 

@@ -214,7 +214,7 @@ FUSED = WeightNames(qkv=("self_attn.qkv_proj",), up=("mlp.gate_up_proj",))
 
 
 def llama(config: Config) -> dict[str, Any]:
-    """Llama: biases where the config says so."""
+    """Llama: with biases if the config has them."""
     bias = bool(config.get("attention_bias", False))
     return {
         "qkv_bias": bias,
@@ -283,7 +283,7 @@ def smollm3(config: Config) -> dict[str, Any]:
 
 
 def _rotated_layers(config: Config, layers: int) -> list[bool]:
-    """Which layers are rotated. Raises `BadModelConfig` for what doesn't say so of each."""
+    """Which layers use rotation. Raises `BadModelConfig` unless that is defined for each."""
     flags = config.get("no_rope_layers")
     if flags is None:
         every = int(config.get("no_rope_layer_interval", 4))

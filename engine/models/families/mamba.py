@@ -1,4 +1,4 @@
-"""Families of Mamba 1 and 2, alone and beside attention."""
+"""Families of Mamba 1 and 2, with or without attention."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ _GRANITE4 = WeightNames(up=("shared_mlp.input_linear",), down="shared_mlp.output
 
 
 def granite4(config: Config) -> dict[str, Any]:
-    """Granite 4: Granite, most of whose layers are Mamba 2, with experts beside the MLP or not."""
+    """Granite 4: Granite, mostly with Mamba 2 layers, with or without experts next to the MLP."""
     refuse(config, hidden_act="silu")
     layers, shared = int(config["num_hidden_layers"]), int(config["shared_intermediate_size"])
     carried = layers_with_state(config, ["mamba"] * layers)
@@ -110,7 +110,7 @@ def bamba(config: Config) -> dict[str, Any]:
 
 
 def falcon_h1(config: Config) -> dict[str, Any]:
-    """Falcon-H1: attention and Mamba 2 beside each other in every layer, with multipliers."""
+    """Falcon-H1: attention and Mamba 2 in parallel in every layer, with multipliers."""
     refuse(
         config,
         hidden_act="silu",

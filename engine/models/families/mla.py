@@ -164,7 +164,7 @@ def _groups(config: Config, best: int) -> dict[str, int]:
 
 
 def _experts(config: Config, layers: tuple[bool, ...], **rest: Any) -> MoeSpec:
-    """Experts on some layers, and some beside them that every token goes through."""
+    """Experts on some layers, some of them shared by all tokens."""
     inner = int(config["moe_intermediate_size"])
     fields = {
         "num_experts": int(config["n_routed_experts"]),

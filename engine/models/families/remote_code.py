@@ -305,7 +305,7 @@ def decilm(config: Config) -> dict[str, Any]:
 
 
 def arctic(config: Config) -> dict[str, Any]:
-    """Arctic: every n-th layer has experts beside attention, and an MLP after it."""
+    """Arctic: every n-th layer has experts in parallel to attention, followed by an MLP."""
     refuse(config, attention_bias=False)
     step = int(config.get("moe_layer_frequency", 2))
     has_residual_mlp = bool(config.get("use_residual", True)) and bool(
@@ -325,7 +325,7 @@ def arctic(config: Config) -> dict[str, Any]:
     return {
         "moe": moe,
         "names": ARCTIC,
-        # The MLP beside experts is as wide as the hidden states.
+        # The MLP next to the experts is as wide as the hidden states.
         "residual_size": int(config["hidden_size"]) if has_residual_mlp else 0,
         "sliding_windows": window_everywhere(config),
     }

@@ -328,7 +328,7 @@ Layer = (
 
 
 def adapted(ops: KernelSet, layer: LayerWeights, index: int, step: LoraContext) -> LayerWeights:
-    """The layer whose linear layers also do what adapters say."""
+    """The layer with adapters applied to its linear layers."""
 
     def one(linear: LinearLayer, slot: str) -> LinearLayer:
         return LoraLinear(ops, linear, (index, slot), step)
@@ -562,7 +562,7 @@ def _make_cross(spec: DecoderSpec, ops: KernelSet, weights: CrossWeights) -> Cro
 def _qkv_transforms(
     spec: DecoderSpec, ops: KernelSet, weights: AttentionWeights, *, keeps_keys: bool
 ) -> list[Transform]:
-    """What happens to queries, keys and values before they are rotated."""
+    """The transformation of queries, keys and values before rotation."""
     transforms: list[Transform] = []
     if weights.q_full_norm is not None and weights.k_full_norm is not None:
         transforms.append(QKRMSNorm(ops, weights.q_full_norm, weights.k_full_norm, spec.norm_eps))

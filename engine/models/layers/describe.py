@@ -1,4 +1,4 @@
-"""What a decoder consists of: its linear layers, norms and tables by their names in checkpoints."""
+"""The parts of a decoder: its linear layers, norms and tables by their names in checkpoints."""
 
 from __future__ import annotations
 

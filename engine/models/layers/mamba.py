@@ -1,4 +1,4 @@
-"""Layers that carry a state in the place of attention, and where the sequences' states are kept."""
+"""Layers that carry a recurrent state instead of attention, and the storage of these states."""
 
 from __future__ import annotations
 
@@ -68,13 +68,13 @@ class StateTable:
             for layer, carried in enumerate(state.layers)
             if carried
         }
-        #: Tokens that each block's state has taken in; -1 while a step is under way.
+        #: Number of tokens that each block's state includes; -1 while a step updates it.
         self.num_tokens = torch.zeros(num_blocks, dtype=torch.int64)
-        #: The step's blocks, and what their states will have taken in.
+        #: The step's blocks, and the number of tokens that their states will include.
         self._under_way = no_rows.rows, no_rows.rows
 
     def tensors(self) -> tuple[Tensor, ...]:
-        """What a block consists of: tensors whose first dimension is the block."""
+        """The tensors of a block, whose first dimension is the block."""
         parts = [part for layer in self.layers.values() for part in layer.parts]
         return (*parts, self.num_tokens)
 
@@ -101,7 +101,7 @@ class StateTable:
                 f"{first.tolist()}"
             )
         ends, saved = states.saves.unbind(1)
-        # A step that fails leaves some layers ahead of others: its sequences must start anew.
+        # A failed step leaves some layers ahead of others: its sequences must start anew.
         self.num_tokens[blocks] = self.num_tokens[saved] = -1
         of = StateRows(context.query_start_loc, blocks, states.saves if len(saved) else None)
         for layer in self.layers.values():
@@ -115,7 +115,7 @@ class StateTable:
         )
 
     def finish_step(self) -> None:
-        """All layers have taken in the step's tokens."""
+        """Record that all layers have processed the step's tokens."""
         blocks, num_tokens = self._under_way
         self.num_tokens[blocks] = num_tokens
 
@@ -344,7 +344,7 @@ class RgLruMixer:
         input_gate, recurrence_gate = (part.flatten(1) for part in gates.chunk(2, dim=-1))
         log_decay = recurrence_gate * lru.decay
         norm = torch.expm1(2 * log_decay).neg_().sqrt_()
-        # A sequence's first token is taken in as it is: nothing is forgotten for it.
+        # A sequence's first token is used unchanged: there is no state to decay.
         norm[context.positions == 0] = 1.0
         inputs = conv * input_gate * norm
         scanned = self.ops.diagonal_scan(

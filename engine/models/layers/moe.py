@@ -34,7 +34,7 @@ ExpertWeights = tuple[Tensor, Tensor | None, Tensor, Tensor | None]
 
 
 class Weights(Protocol):
-    """Where tensors come from: a checkpoint or a source of random ones."""
+    """Source of tensors: a checkpoint or a generator of random ones."""
 
     def __contains__(self, name: str) -> bool: ...
 
@@ -45,7 +45,7 @@ class Weights(Protocol):
         """The same of two dimensions, to be read some rows at a time."""
 
     def release(self) -> None:
-        """Give back the memory of what has been read; tensors stay valid."""
+        """Release the memory of tensors read from files; results stay valid."""
 
 
 def read_experts(
@@ -56,7 +56,7 @@ def read_experts(
 
 
 def split_experts(layer: str, moe: MoeSpec) -> str:
-    """What precedes an expert's number where each has tensors of its own; "": none has."""
+    """Prefix of an expert's number if each has tensors of its own; "": none has."""
     first = layer + moe.experts
     return {"split": first, "granite": f"{first}experts."}.get(moe.layout, "")
 

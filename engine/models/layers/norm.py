@@ -24,7 +24,7 @@ Transform = Callable[[Tensor], Tensor]
 
 
 class Norm(Protocol):
-    """What every norm can do. Tensors are [num_tokens, hidden_size]."""
+    """Operations of every norm. Tensors are [num_tokens, hidden_size]."""
 
     def __call__(self, x: Tensor) -> Tensor:
         """The norm of x, as a tensor of its own."""

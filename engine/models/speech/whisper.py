@@ -38,7 +38,7 @@ class WhisperEncoderSpec:
 
     @classmethod
     def of_config(cls, config: dict[str, Any]) -> WhisperEncoderSpec:
-        """Of a config.json. Raises `ModelLoadError` for sizes that can't be."""
+        """Build from a config.json. Raises `ModelLoadError` for invalid sizes."""
 
         def read(name: str, alias: str) -> int:
             return int(config[alias if name not in config else name])
@@ -138,7 +138,7 @@ class WhisperEncoder:
 
 
 def find_encoder(weights: Weights, *prefixes: str) -> str:
-    """How the names of an encoder's weights begin in this checkpoint. Raises `ModelLoadError`."""
+    """Prefix of an encoder's weights in this checkpoint. Raises `ModelLoadError`."""
     for prefix in prefixes:
         if f"{prefix}conv1.weight" in weights:
             return prefix

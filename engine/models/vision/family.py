@@ -1,4 +1,4 @@
-"""What a family of models that see is made of, and the decoder with one in front of it."""
+"""Families of vision models, and the decoder with a vision encoder in front of it."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ class VisionFamily(ABC):
 
     @property
     def text_config(self) -> Config:
-        """config.json of the text part, as if it were a checkpoint of its own."""
+        """config.json of the text part, as if it were a separate checkpoint."""
         text = dict(self.config["text_config"])
         kind = str(text.get("model_type"))
         architecture = _TEXT_ARCHITECTURES.get(kind)
@@ -115,12 +115,12 @@ class VisionDecoder(NativeDecoder):
 
     @property
     def hears(self) -> bool:
-        """Whether sound may stand in its prompts, and no pictures."""
+        """Whether its prompts may contain audio, and no pictures."""
         return "audio" in self.family.kinds
 
     @property
     def takes_videos(self) -> bool:
-        """Whether videos may stand in its prompts."""
+        """Whether its prompts may contain videos."""
         return self.family.takes_videos
 
     @property
@@ -251,7 +251,7 @@ def tower_of(config: Config, prefix: str) -> VisionSpec:
 
 
 def find_prefix(weights: Any, *prefixes: str) -> str:
-    """How the names of the tower's weights begin in this checkpoint. Raises `ModelLoadError`."""
+    """Prefix of the tower's weights in this checkpoint. Raises `ModelLoadError`."""
     for prefix in prefixes:
         if f"{prefix}embeddings.patch_embedding.weight" in weights:
             return prefix

@@ -264,7 +264,7 @@ def reduce_kernel(
     _, _, _, _, _, splits = plan(
         tl.load(seq_lens + seq), count, sliding_window, max_splits, 1, KEYS, WINDOW
     )
-    # Tokens that pad a batch belong to nobody.
+    # Tokens that pad a batch belong to no sequence.
     splits = tl.where(token - begin < count, splits, 0)
     weights = tl.load(lse + row * slots + slot, mask=slot < splits, other=float("-inf"))
     used = weights > NEG_INF

@@ -173,7 +173,7 @@ def embed_kernel(
 
 
 class TritonEmbeddingRanks(PackedLora):
-    """What low rank adds to each token's row."""
+    """The low-rank addition to each token's row."""
 
     def __init__(
         self, inner: Tensor, b: Tensor, scale: float, dtype: torch.dtype, device: torch.device
@@ -223,5 +223,5 @@ class TritonEmbeddingRows(PackedLora):
 
 
 def _copy_to_device(tensor: Tensor, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """A copy of its own, so that what the adapter's file is mapped to may go."""
+    """A separate copy, so that the mapping of the adapter's file can be released."""
     return tensor.to(device=device, dtype=dtype, copy=True).contiguous()

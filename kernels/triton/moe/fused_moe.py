@@ -215,7 +215,7 @@ def fused_experts(
 
 
 class AddedToExperts:
-    """What adapters add to a mixture's two products, before they are weighted."""
+    """The adapters' additions to a mixture's two products, before they are weighted."""
 
     def __init__(self, lora: MoeLoraMapping, groups: Groups, tokens: int, top_k: int) -> None:
         self._lora, self._groups, self._top_k = lora, groups, top_k

@@ -1,4 +1,4 @@
-"""Rounding of activations to eight bits, with scales that each step finds anew."""
+"""Rounding of activations to eight bits, with scales computed in each step."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _MULTIPLE = 16
 
 
 def library_multiplies(rows: int, weight: Tensor, dtype: torch.dtype, target: Target) -> bool:
-    """Whether torch has the product of so many rows with `weight` [N, K], as `dtype`."""
+    """Whether torch has the product of this many rows with `weight` [N, K], as `dtype`."""
     return (
         rows >= MANY_ROWS
         and target.capability in CAPABILITIES
@@ -82,7 +82,7 @@ def round_groups_kernel(
     values = (values * inverse[:, None]).to(tl.float32)
     integers = round_half_even(tl.minimum(tl.maximum(values, -127.0), 127.0))
     tl.store(out + row * (GROUPS * GROUP) + columns, integers.to(tl.int8), mask=inside)
-    # A row that isn't finite must stay so: its integers say nothing of it.
+    # A row that isn't finite must stay so: integers can't represent that.
     broken = tl.max((values != values).to(tl.int32), 1) > 0
     scale = tl.where(broken, float("nan"), scale)
     tl.store(scales + row * GROUPS + group, scale, mask=group < GROUPS)

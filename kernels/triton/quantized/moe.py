@@ -24,7 +24,7 @@ from kernels.triton.moe.grouped_gemm import align, tile_rows
 from kernels.triton.quantized.linear import QuantisedLinear, SortedRows
 
 MAX_ROWS = 64
-"""Rows of a tile at most."""
+"""Maximum rows of a tile."""
 
 
 def stackable(layers: Sequence[LinearLayer]) -> bool:

@@ -1,4 +1,4 @@
-"""How the quantised products are cut up, by their number of rows: a table, not a search."""
+"""Tile sizes of the quantised products by number of rows: a table, not a search."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def narrowed(tile: ProductTile, target: Target, columns: int) -> ProductTile:
 
 
 def product_tile(rows: int) -> ProductTile:
-    """The tile for so many rows."""
+    """The tile for this many rows."""
     if INTERPRETED:
         return SMALL
     return next(tile for max_rows, tile in TABLE.items() if rows <= max_rows)
