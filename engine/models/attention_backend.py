@@ -1,4 +1,4 @@
-"""Replaces the kernels' own attention by a model's attention backend."""
+"""Selects a model's attention backend, which replaces the kernels' default attention."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _KV_NAMES = {
 def attention_requirements(
     spec: DecoderSpec, ops: KernelSet, dtype: torch.dtype, config: EngineConfig
 ) -> AttentionRequirements:
-    """Requirements of a model with weights of `dtype` for attention on the kernels' device."""
+    """Return what a model with weights of `dtype` requires of attention on the kernels' device."""
     return AttentionRequirements(
         device=ops.device.type,
         vendor="amd" if torch.version.hip else "nvidia",

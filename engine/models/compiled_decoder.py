@@ -64,7 +64,7 @@ def compile_decoder(
 def _state_layer(
     spec: DecoderSpec, layer: LayerWeights, cache: LayerStateCache | None
 ) -> StateLayer | None:
-    """How a layer updates its states; None: it carries none."""
+    """Return how a layer updates its states; None: it has none."""
     weights = layer.state if layer.state is not None else layer.attention
     if spec.states is None or cache is None or not isinstance(weights, StateWeights):
         return None
@@ -88,7 +88,7 @@ def _state_layer(
 
 
 def _obstacle(spec: DecoderSpec, layers: Sequence[LayerWeights]) -> str:
-    """Why the compiled decoder doesn't support a model; "": it does."""
+    """Return what the compiled decoder doesn't support; "": it supports everything."""
     if spec.activation not in ACTIVATIONS:
         return f"it has the activation {spec.activation}"
     if spec.normed_residual:

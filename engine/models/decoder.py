@@ -140,7 +140,7 @@ class NativeDecoder(SupportsLoRA):
         self.cross_caches: list[LayerCache] = []
         #: By layer of this stage, for fp8 caches; empty or None: 1.
         self.kv_scales: list[KVScales | None] = []
-        #: What became of each layer's weights.
+        #: How each layer's weights were converted.
         self.load_report: list[LayerReport] = []
         #: Of the layers that carry one; None: none does.
         self._states: StateTable | None = None
@@ -299,7 +299,7 @@ class NativeDecoder(SupportsLoRA):
     ) -> None:
         """Make the caches: [num_blocks, num_kv_heads, block_size, head_dim] for each layer slot.
 
-        Layers of different groups may have the same slot: their blocks are never the same.
+        Layers of different groups may share a slot, since their blocks always differ.
         """
         attending = self.spec.attention_layers
         if layout is None:
@@ -528,7 +528,7 @@ class NativeDecoder(SupportsLoRA):
             for group_context in groups:
                 group_context.embeddings = embeddings
         for index, layer in enumerate(self.layers):
-            # After the last layer's attention no token takes from another: only those wanted go on.
+            # After the last layer's attention tokens are independent: only selected ones continue.
             rows = logits_rows if index == last else None
             if taps is not None:
                 taps.capture(index, residual)
@@ -554,7 +554,7 @@ class NativeDecoder(SupportsLoRA):
         return indices.to(residual.device), parts[1:]
 
     def _embed(self, token_ids: Tensor, context: AttentionMetadata) -> Tensor:
-        """[num_tokens, hidden], a tensor of its own."""
+        """Return [num_tokens, hidden], a new tensor."""
         base_ids, positions = token_ids, context.positions
         # By slots nobody here knows whether one of them brings tokens.
         if context.lora_rows is not None or context.adapters.vocab_size:

@@ -62,7 +62,7 @@ class MoeSpec:
         renormalize: divide the chosen experts' weights by their sum.
         softmax_first: softmax over all experts, then choose; otherwise over the chosen ones only,
             which is the same where `renormalize` holds.
-        sigmoid: each score's sigmoid stands in the place of the softmax over all.
+        sigmoid: each score's sigmoid replaces the softmax over all scores.
         choice_bias: name of what is added to scores to choose by them, "": nothing.
         scale: of the chosen experts' weights.
         groups, top_groups, group_best: see `kernels.layers.ExpertLayers`.
@@ -531,7 +531,7 @@ class DecoderSpec:
         return self.num_kv_heads * self.head_dim
 
     def slice_layers(self, layers: range) -> DecoderSpec:
-        """Some of the layers, as a model of their own."""
+        """Return the spec of a model with only some of the layers."""
 
         def part(by_layer: tuple[Any, ...]) -> tuple[Any, ...]:
             return by_layer[layers.start : layers.stop]

@@ -1,4 +1,4 @@
-"""A step's batch as attention sees it."""
+"""Metadata of a step's batch for attention and adapters."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from kernels.lora import LoraMapping
 
 
 class LayerCache(NamedTuple):
-    """A layer's share of the KV pool; layers of different groups may have the same one.
+    """A layer's part of the KV pool; layers of different groups may share it.
 
     Attributes:
         keys, values: [num_blocks, num_kv_heads, block_size, head_dim]; latents are both at once.

@@ -1,4 +1,4 @@
-"""The engine's interface to models, built-in and external."""
+"""The interface between the engine and models, including those of plug-ins."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class PoolingFacts:
 
     Attributes:
         tasks: what it does, the usual one first.
-        info: what gateways are told.
+        info: information for gateways.
         encoder: each token sees all others: a prompt is computed whole, and nothing is cached.
         caches_prefixes: a prompt's result depends on its last token's hidden state alone.
     """
@@ -39,7 +39,7 @@ class PoolingFacts:
 
 @dataclass(frozen=True, slots=True)
 class ModelFacts:
-    """What the engine knows of a model, wherever the model itself runs. Plain data.
+    """Facts about a model, as plain data that can cross processes.
 
     Attributes:
         architecture: as config.json names it.
@@ -57,7 +57,7 @@ class ModelFacts:
         default_sampling: what the checkpoint presets.
         load_seconds: how long the load took.
         pooling: None of a model that generates.
-        load_report: what became of each layer's weights; empty where nobody reports it.
+        load_report: how each layer's weights were converted; empty if not reported.
         sees: pictures may stand in its prompts; `takes_videos`: videos, too. hears: sound may.
         bidirectional_span: tokens of a picture, which see each other; 0: tokens see those before.
         encoder_length: states of an encoder of sound that its tokens attend to; 0: it has none.

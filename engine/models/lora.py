@@ -28,11 +28,11 @@ from kernels.lora import (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EmbeddingLora:
-    """What an adapter does to the rows of an embedding.
+    """An adapter's change of an embedding's rows.
 
     Attributes:
-        table: [vocabulary, hidden] in the place of the model's own; None: that one stays.
-        tokens: ids, int64 ascending, and their rows [ids, hidden] in the place of the table's.
+        table: [vocabulary, hidden] that replaces the model's; None: unchanged.
+        tokens: ids, int64 ascending, and their rows [ids, hidden], which replace the table's.
         inner: [vocabulary, rank], each token's own; what meets `outer`. None: nothing is added.
         outer: [rank] to [hidden].
     """
@@ -61,10 +61,10 @@ class EmbeddingLora:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeadLora:
-    """What an adapter does to the logits.
+    """An adapter's change of the logits.
 
     Attributes:
-        table: the output layer in the place of the model's own; None: that one stays.
+        table: output layer that replaces the model's; None: unchanged.
         tokens: ids, and what gives their logits in the place of the output layer.
         added: [hidden] to [vocabulary]; None: nothing.
     """
@@ -269,7 +269,7 @@ class LoraLinear(LinearLayer):
 
 
 class LowRankLinear(LinearLayer):
-    """A linear layer shared with others, with its own low-rank addition to all rows."""
+    """A shared linear layer with separate low-rank weights added for all rows."""
 
     def __init__(self, ops: KernelSet, layer: LinearLayer, added: PackedLora) -> None:
         self._ops, self._layer, self._added = ops, layer, added

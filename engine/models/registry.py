@@ -234,7 +234,7 @@ _CONTRACT = ("make_spec", "load", "allocate_kv", "forward", "logits")
 
 
 class ModelRegistry:
-    """Classes of architectures, registered by the embedding program. They take precedence."""
+    """Model classes by architecture, registered by plug-ins; they precede built-in families."""
 
     _classes: ClassVar[dict[str, type | str]] = {}
 

@@ -26,7 +26,7 @@ _MAX_TABLE_BYTES = 1 << 30
 
 @dataclass(frozen=True, slots=True)
 class RopeSpec:
-    """What `config.json` says of rotary embedding.
+    """Rotary embedding settings in `config.json`.
 
     Attributes:
         theta: the base.

@@ -287,7 +287,7 @@ class EncoderLoader:
         return self._bias_table
 
     def _table(self, rope: RopeSpec) -> Tensor:
-        """The rotary table, one for all layers with the same embedding."""
+        """Return the rotary table, which layers with the same embedding share."""
         for cached_rope, table in self._tables:
             if cached_rope == rope:
                 return table

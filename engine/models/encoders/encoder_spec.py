@@ -153,7 +153,7 @@ def roberta(config: Config) -> dict[str, Any]:
 
 
 def distilbert(config: Config) -> dict[str, Any]:
-    """DistilBERT: BERT without token types, with different names."""
+    """DistilBERT: BERT without token types, with different tensor names."""
     return {
         "num_positions": int(config["max_position_embeddings"]),
         "names": EncoderNames(
@@ -282,7 +282,7 @@ FAMILIES: dict[str, Callable[[Config], dict[str, Any]]] = {
     "NomicBert": nomic_bert,
 }
 ENDINGS = ("Model", "ForMaskedLM", "ForSequenceClassification", "ForTokenClassification")
-#: What DistilBERT and NomicBERT call the common things.
+#: DistilBERT's and NomicBERT's names of common fields.
 _ALIASES = {
     "n_embd": "hidden_size",
     "n_layer": "num_hidden_layers",
@@ -324,7 +324,7 @@ def encoder_spec(architecture: str, raw: Config) -> EncoderSpec:
 
 
 def _common(architecture: str, config: Config) -> dict[str, Any]:
-    """Fields that every family has under the same names."""
+    """Return the fields that every family has under the same names."""
     activation = str(config.get("hidden_act", "gelu"))
     activation = {"swiglu": "silu"}.get(activation, activation)
     if activation not in ACTIVATIONS:

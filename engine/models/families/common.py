@@ -1,4 +1,4 @@
-"""Structure of a family, and functions that families share to read a config.json."""
+"""Components of a family, and functions that families share for reading a config.json."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ ACTIVATIONS = {
 #: Layer types that carry a state, and those with attention.
 STATE_LAYERS = ("mamba", "linear_attention")
 ATTENTION_LAYERS = ("attention", "full_attention")
-#: Names of the same thing in older or other families.
+#: Alternative names of a field in older or other families.
 ALIASES = {
     "n_embd": "hidden_size",
     "d_model": "hidden_size",
@@ -88,7 +88,7 @@ class Family:
 
 
 def common_fields(name: str, config: Config) -> dict[str, Any]:
-    """Fields that every family has under the same names."""
+    """Return the fields that every family has under the same names."""
     layers = int(config["num_hidden_layers"])
     heads = int(config["num_attention_heads"])
     head_dim = head_size(config)

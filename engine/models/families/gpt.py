@@ -1,4 +1,4 @@
-"""Families with learned positions or ALiBi: GPT-2 and those after it, OPT, BLOOM, MPT."""
+"""Families with learned positions or ALiBi: GPT-2 and its successors, OPT, BLOOM, MPT."""
 
 from __future__ import annotations
 

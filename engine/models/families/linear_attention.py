@@ -1,4 +1,4 @@
-"""Families that combine attention with linear attention or short convolutions."""
+"""Families with linear attention or short convolutions in addition to attention."""
 
 from __future__ import annotations
 

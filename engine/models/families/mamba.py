@@ -1,4 +1,4 @@
-"""Families of Mamba 1 and 2, with or without attention."""
+"""Families of Mamba 1 and 2, with and without attention layers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Families that attend over latents: DeepSeek V2, and those of its shape."""
+"""Families with multi-head latent attention: DeepSeek V2 and similar models."""
 
 from __future__ import annotations
 

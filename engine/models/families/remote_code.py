@@ -245,7 +245,7 @@ def chatglm(config: Config) -> dict[str, Any]:
 
 
 def yi(config: Config) -> dict[str, Any]:
-    """Yi before it was published as Llama: the same by other names of norms."""
+    """Yi before it was published as Llama: Llama with different names of norms."""
     return {**llama(config), "names": WeightNames(attention_norm="ln1", mlp_norm="ln2")}
 
 
@@ -305,7 +305,7 @@ def decilm(config: Config) -> dict[str, Any]:
 
 
 def arctic(config: Config) -> dict[str, Any]:
-    """Arctic: every n-th layer has experts in parallel to attention, followed by an MLP."""
+    """Arctic: every n-th layer has experts in parallel to attention, and an MLP after it."""
     refuse(config, attention_bias=False)
     step = int(config.get("moe_layer_frequency", 2))
     has_residual_mlp = bool(config.get("use_residual", True)) and bool(
@@ -325,7 +325,7 @@ def arctic(config: Config) -> dict[str, Any]:
     return {
         "moe": moe,
         "names": ARCTIC,
-        # The MLP next to the experts is as wide as the hidden states.
+        # The MLP in parallel to the experts is as wide as the hidden states.
         "residual_size": int(config["hidden_size"]) if has_residual_mlp else 0,
         "sliding_windows": window_everywhere(config),
     }

@@ -15,7 +15,7 @@ from kernels.attention_args import AttentionArgs, BlockSparse
 
 @dataclass(slots=True, kw_only=True)
 class SelfAttention:
-    """What one layer's attention is made of, fixed at load.
+    """Components of one layer's attention, fixed at load.
 
     Attributes:
         project: hidden states to queries, keys and values side by side: [T, q + 2 kv].

@@ -1,4 +1,4 @@
-"""The wirings of a layer: attention then MLP, both beside each other, or MLP and experts.
+"""The wirings of a layer: attention then MLP, both in parallel, or MLP and experts.
 
 A layer takes x, which is its own norm of the residual, and gives the next layer's: so that adding
 to the residual and the norm that follows are one kernel. In the last layer `rows` names the tokens
@@ -57,7 +57,7 @@ from kernels.layers import activation, gated_activation
 
 @dataclass(slots=True)
 class AttentionAndState:
-    """Sum of what attention and a state give for the same tokens.
+    """Sum of the outputs of attention and of a state for the same tokens.
 
     Its cache is a pair: of keys and values, and of states.
     """
@@ -284,7 +284,7 @@ class ParallelLayer:
 
 @dataclass(slots=True)
 class ResidualExpertsLayer:
-    """Experts beside attention and the MLP after it (Snowflake's Arctic).
+    """Experts in parallel to attention and the following MLP (Snowflake's Arctic).
 
     before = residual; residual += attention(norm(residual));
     residual += mlp(norm'(residual)) + experts(norm"(before)).
@@ -562,7 +562,7 @@ def _make_cross(spec: DecoderSpec, ops: KernelSet, weights: CrossWeights) -> Cro
 def _qkv_transforms(
     spec: DecoderSpec, ops: KernelSet, weights: AttentionWeights, *, keeps_keys: bool
 ) -> list[Transform]:
-    """The transformation of queries, keys and values before rotation."""
+    """Processing of queries, keys and values before rotation."""
     transforms: list[Transform] = []
     if weights.q_full_norm is not None and weights.k_full_norm is not None:
         transforms.append(QKRMSNorm(ops, weights.q_full_norm, weights.k_full_norm, spec.norm_eps))

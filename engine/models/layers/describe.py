@@ -1,4 +1,4 @@
-"""The parts of a decoder: its linear layers, norms and tables by their names in checkpoints."""
+"""Describes a decoder: its linear layers, norms and tables by their names in checkpoints."""
 
 from __future__ import annotations
 
@@ -217,7 +217,7 @@ def _token_mixers(
 ) -> tuple[
     AttentionDescription | StateDescription | LatentDescription | None, StateDescription | None
 ]:
-    """A layer's attention, latents or state, and the state beside its attention."""
+    """Return a layer's attention, latents or state, and the state in parallel to its attention."""
     state = None
     has_block = spec.shared is not None and spec.shared.sources[index] >= 0
     if spec.states is not None and spec.states.layers[index]:

@@ -1,4 +1,4 @@
-"""What a model is made of, as data: norms, linear layers and tables by their checkpoint's names.
+"""Descriptions of a model's norms, linear layers and tables, by their names in the checkpoint.
 
 `engine.models.layers.decoder_layer` makes it from a `DecoderSpec`; weights are loaded by it, and
 whatever must
@@ -542,7 +542,7 @@ TokenMixerWeights = AttentionWeights | StateWeights | LatentWeights
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SharedBlockWeights:
-    """See `SharedBlockDescription`; layers with the same block have the same tensors."""
+    """See `SharedBlockDescription`; layers with the same block share its tensors."""
 
     attention_norm: NormWeights
     attention: AttentionWeights

@@ -1,4 +1,4 @@
-"""Layers that carry a recurrent state instead of attention, and the storage of these states."""
+"""Layers with a recurrent state instead of attention, and the storage of sequences' states."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ LIGHTNING_NORM_EPS = 1e-6
 
 @dataclass(slots=True)
 class LayerStateCache:
-    """What one layer keeps of each sequence, by its block.
+    """One layer's states of sequences, by block.
 
     Attributes:
         conv: [num_blocks, width - 1, channels], the last inputs of the convolution.
@@ -36,7 +36,7 @@ class LayerStateCache:
 
     @property
     def parts(self) -> list[Tensor]:
-        """What is kept, by block."""
+        """Return the states, by block."""
         return [part for part in (self.conv, self.scan, self.scales) if part is not None]
 
     def run_scan(self, ops: KernelSet, inputs: ScanInputs, weights: ScanWeights) -> Tensor:
@@ -74,7 +74,7 @@ class StateTable:
         self._under_way = no_rows.rows, no_rows.rows
 
     def tensors(self) -> tuple[Tensor, ...]:
-        """The tensors of a block, whose first dimension is the block."""
+        """Return the states' tensors, whose first dimension is the block."""
         parts = [part for layer in self.layers.values() for part in layer.parts]
         return (*parts, self.num_tokens)
 

@@ -26,7 +26,7 @@ from kernels.interface import MlaArgs
 
 @dataclass(slots=True, kw_only=True)
 class MlaAttention:
-    """What one layer's attention is made of, fixed at load.
+    """Components of one layer's attention, fixed at load.
 
     Attributes:
         output: what follows attention: [T, heads * value_size] -> [T, hidden].
@@ -130,7 +130,7 @@ _INDEX_NORM_EPS = 1e-6
 
 @dataclass(slots=True, kw_only=True)
 class SparseIndex:
-    """What chooses the tokens that a query attends to.
+    """Selects the tokens that a query attends to.
 
     Attributes:
         latents: sizes of what a token keeps.

@@ -24,10 +24,10 @@ Transform = Callable[[Tensor], Tensor]
 
 
 class Norm(Protocol):
-    """Operations of every norm. Tensors are [num_tokens, hidden_size]."""
+    """Interface of all norms. Tensors are [num_tokens, hidden_size]."""
 
     def __call__(self, x: Tensor) -> Tensor:
-        """The norm of x, as a tensor of its own."""
+        """Return the norm of x as a new tensor."""
 
     def add_and_norm(self, x: Tensor, residual: Tensor) -> Tensor:
         """`residual` becomes x + residual; gives its norm."""
