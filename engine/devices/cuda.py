@@ -51,12 +51,12 @@ _MIN_CAPABILITY = (8, 0)
 
 
 class LoraSlotAllocator:
-    """Slots for them, and the memory that the KV cache leaves.
+    """Slots of adapters, and the memory that the KV cache leaves for them.
 
     Attributes:
-        slots: from `prepare` on, where the model has adapters.
-        num_bytes: of memory that is theirs.
-        max_adapters, max_rank: how many there may be at once, and of which rank.
+        slots: set by `prepare` if the model supports adapters.
+        num_bytes: bytes of the adapters' memory.
+        max_adapters, max_rank: maximum number of loaded adapters, and their maximum rank.
     """
 
     def __init__(self, config: EngineConfig) -> None:
@@ -67,10 +67,10 @@ class LoraSlotAllocator:
         self.max_rank = config.max_lora_rank or _MAX_RANK
 
     def prepare(self, model: object, kernels: str, total: Callable[[], int]) -> str:
-        """See `Device.prepare_adapters`: graphs are recorded with the slots, so they are made
-        before, and stay when the weights are read anew.
+        """See `Device.prepare_adapters`: graphs are recorded with the slots, so these are created
+        first, and stay when the weights are read again.
 
-        `kernels`: their name; `total`: the GPU's bytes.
+        `kernels`: name of the kernel set; `total`: returns the GPU's bytes.
         """
         if not self._config.enable_lora or not isinstance(model, SupportsLoRA):
             return ""

@@ -11,10 +11,10 @@ from engine.distributed.parallel_state import ParallelState
 from kernels.interface import KernelSet, RankGroup
 from kernels.ranks import Exchange
 
-#: A gather waits for so long. Ranks run the same layers at the same time: one that comes later than
-#: this doesn't come.
+#: Timeout of a gather. Ranks run the same layers at the same time: one that is later than this
+#: won't come.
 GATHER_TIMEOUT_S = 10.0
-#: Of heartbeats, before which the failure flag is.
+#: Layout of heartbeat counts, which follow the failure flag.
 _BEAT = struct.Struct("<Q")
 _FLAG = struct.Struct("<Q")
 

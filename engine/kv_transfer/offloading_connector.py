@@ -32,13 +32,13 @@ from engine.kv_transfer.storage_queue import READ_TIMEOUT_S, StorageQueue, all_d
 
 log = logging.getLogger(__name__)
 
-#: A reader's thread may have to wait so long for its turn on a busy machine.
+#: How long a reader's thread may have to wait for a core on a busy machine.
 _MIN_READ_S = 0.5
 
 #: Evicted blocks are remembered up to this many times the tier's capacity.
 GHOST_FACTOR = 4
 
-#: Of which the fastest counts: others may have waited for the machine.
+#: Number of measurements, of which the fastest counts: others may have waited for a core.
 _NUM_MEASUREMENTS = 3
 
 #: A block of a plan: its KV cache group, its id there, and its keys in the tiers.

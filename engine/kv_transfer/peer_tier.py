@@ -32,17 +32,17 @@ from engine.kv_transfer.storage_tier import (
 
 log = logging.getLogger(__name__)
 
-#: So long blocks of a prompt that was computed wait for another replica to read them, and so long
+#: How long blocks of a computed prompt are held for another replica to read them, and how long
 #: either side waits for the other's next block: it may have died.
 LEASE_S = 2.0
-#: Readers that are served at once.
+#: Number of readers that are served concurrently.
 NUM_SENDERS = 8
-#: Keys of one request to a peer; what follows is computed.
+#: Maximum number of keys of a request to a peer; blocks beyond it are computed.
 MAX_KEYS = 65536
 
 _KEY_BYTES = 32
 _COUNT = struct.Struct("<I")
-#: Nothing is stored under it: the namespaces are the secrets.
+#: A constant, as nothing is stored with it: the namespaces are the secrets.
 _SECRET = b"quire peer tier"
 
 

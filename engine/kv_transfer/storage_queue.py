@@ -19,24 +19,25 @@ log = logging.getLogger(__name__)
 _REFRESH_S = 1.0
 #: Timeout of reading a request's blocks, after which they are computed: a storage may hang.
 READ_TIMEOUT_S = 10.0
-#: A prefill replica's outputs wait so long for its blocks: later ones don't while a storage hangs.
+#: How long a prefill replica's outputs wait for its blocks to be saved. While a storage hangs,
+#: later outputs don't wait.
 SAVE_TIMEOUT_S = 2.0
-#: Sequences whose blocks are read at once: one that hangs doesn't keep the others.
+#: Number of sequences whose blocks are read concurrently: one that hangs doesn't block the others.
 NUM_READERS = 4
-#: A replica that ends waits so long for its blocks to be written: a storage may be slow, and its
-#: supervisor kills it after 10 s.
+#: How long a stopping replica waits for its blocks to be written: a storage may be slow, and the
+#: supervisor kills the replica after 10 s.
 CLOSE_TIMEOUT_S = 5.0
 
 
 class StorageQueue:
-    """Writes blocks behind, and reads them ahead into host memory.
+    """Writes blocks in the background, and reads them ahead into host memory.
 
     Attributes:
         tier: the storage.
     """
 
     def __init__(self, tier: StorageTier, host: HostTier) -> None:
-        """`host`: where blocks that are read go; as many bytes may wait to be written."""
+        """`host`: tier for blocks that were read; it also limits the bytes queued for writing."""
         self.tier, self._host = tier, host
         self._writer = ThreadPoolExecutor(1, "kv-write")
         self._readers = ThreadPoolExecutor(NUM_READERS, "kv-read")
