@@ -120,7 +120,7 @@ class Optimizer:
             part.zero_grad(set_to_none=True)
 
     def state(self) -> dict[str, torch.Tensor]:
-        """What a checkpoint holds of it."""
+        """Return the state to save in a checkpoint."""
         return {
             f"{number}.{index}.{name}": value
             for number, part in enumerate(self._parts)
@@ -170,7 +170,7 @@ def save_checkpoint(out: Path, model: nn.Module, optimizer: Optimizer, step: int
 
 
 def load_checkpoint(out: Path, model: nn.Module, optimizer: Optimizer) -> int:
-    """The step to go on from: 0 without a checkpoint."""
+    """Return the step to resume from: 0 without a checkpoint."""
     path = out / "checkpoint.safetensors"
     if not path.exists():
         return 0

@@ -1,1 +1,1 @@
-"""Programs for those who work on Quire."""
+"""Programs for Quire's developers."""

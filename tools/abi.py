@@ -46,13 +46,13 @@ class Header:
         self.functions = re.findall(r"^\w+\*? (quire_\w+)\(", text, flags=re.M)
         names = dict.fromkeys(re.findall(r"^struct (\w+)", text, flags=re.M))
         typedefs = "".join(f"typedef struct {name} {name};\n" for name in names)
-        # cffi tells the type of a typedef alone.
+        # cffi only returns types of typedefs.
         text = re.sub(r"^(?=\w+\*? quire_)", "typedef ", text, flags=re.M)
         self._ffi = FFI()
         self._ffi.cdef(typedefs + text)
 
     def fields(self, struct: str) -> list[tuple[str, str, int]]:
-        """Names, types in ctypes, and offsets in bytes of a struct's fields."""
+        """Return names, ctypes types, and byte offsets of a struct's fields."""
         fields = self._ffi.typeof(struct).fields
         return [(name, _ctypes_name(field.type), field.offset) for name, field in fields]
 
@@ -61,7 +61,7 @@ class Header:
         return self._ffi.sizeof(struct)
 
     def signature(self, function: str) -> tuple[str, list[str]]:
-        """Types in ctypes of a function's result and arguments."""
+        """Return ctypes types of a function's result and arguments."""
         pointer = self._ffi.typeof(f"{function} *")
         return _ctypes_name(pointer.result), [_ctypes_name(argument) for argument in pointer.args]
 

@@ -1,4 +1,4 @@
-"""Words that identifiers don't use, and what to write in their place: `python -m tools.names`.
+"""Words that identifiers must not contain, and replacements: `python -m tools.names`.
 
 A word counts as a whole identifier and as its first or last part: `found`, `found_key`,
 `key_found`. Only definitions are checked: functions, classes, parameters, variables, attributes.
@@ -26,7 +26,7 @@ PACKAGES = (
     "tests",
 )
 
-#: Word -> what to write in its place.
+#: Word -> replacements.
 WORDS = {
     "alone": "isolated_, exclusive_",
     "at": "index, offset, key",
@@ -73,9 +73,9 @@ WORDS = {
     "whole": "full_, total_",
     "wrong": "invalid_, error",
 }
-#: Usual as a part of a name: `created_at`.
+#: Allowed as a part of a name: `created_at`.
 STANDALONE = frozenset({"at"})
-#: Usual phrases, in which the words mean something else.
+#: Allowed phrases, in which the words have another meaning.
 PHRASES = (
     "not_found",
     "look_up",
@@ -134,7 +134,7 @@ ALLOWED = {
 
 
 def find_word(name: str) -> str | None:
-    """The word that the identifier should not use, or None."""
+    """Return the word that the identifier should not contain, or None."""
     snake = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).lower().strip("_")
     parts = re.sub("|".join(PHRASES), "phrase", snake).split("_")
     for word in (parts[0], parts[-1]):
@@ -144,7 +144,7 @@ def find_word(name: str) -> str | None:
 
 
 def definitions(tree: ast.AST) -> Iterator[tuple[str, int]]:
-    """Each identifier that a module defines, and its line."""
+    """Yield each identifier that a module defines, and its line."""
     for node in ast.walk(tree):
         match node:
             case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef():

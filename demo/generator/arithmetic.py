@@ -77,7 +77,7 @@ def value(sign: str, a: int, b: int) -> int:
 
 
 def pair_key(sign: str, a: int, b: int) -> str:
-    """What sums are held out by: the pair, not the words."""
+    """Return the key for holding out sums: the pair of numbers, not the words."""
     return f"{a} {sign} {b}"
 
 

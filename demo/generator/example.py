@@ -1,4 +1,4 @@
-"""What a generator hands out: a conversation, what it asks, and how to judge the answer."""
+"""A generator's example: a conversation, its question, and how to judge the answer."""
 
 from __future__ import annotations
 

@@ -66,7 +66,7 @@ Do you know a story about {a} {trait} {hero}? | Story about {a} {trait} {hero}
 
 
 def sample(rng: Random) -> Example:
-    """Somebody asks for a story and is told one."""
+    """Return a conversation in which the user asks for a story."""
     trait, hero, ask = rng.choice(TRAITS), rng.choice(HEROES), rng.choice(ASKS)
     first = trait if "{trait}" in ask else hero
     question = casual(rng, ask.format(a=_article(first), trait=trait, hero=hero))

@@ -60,7 +60,7 @@ class Tool:
         return {"type": "function", "function": function}
 
     def key(self, arguments: dict[str, Any]) -> str:
-        """What calls are held out by: the combination of the tool and its arguments."""
+        """Return the key for holding out calls: the combination of the tool and its arguments."""
         if self.name == "add":  # its result would give away a sum
             return pair_key("+", arguments["a"], arguments["b"])
         return " ".join((self.name, *map(str, arguments.values())))

@@ -45,7 +45,7 @@ BATCH = 64
 SAVE_EVERY = 25
 #: In one batch of so many, conversations ask several questions: rows are as long as the longest.
 FOLLOW_UP_EVERY = 8
-#: One row in so many has no picture.
+#: One of this many rows has no image.
 BLIND_EVERY = 24
 TEMPLATE = (Path(__file__).parent / "chat_template.jinja").read_text()
 

@@ -67,7 +67,7 @@ def unsupported_feature(spec: DecoderSpec) -> str:
 
 @dataclass(frozen=True, slots=True)
 class StepShape:
-    """What a program is traced for, beside the shapes of its arguments."""
+    """What a program is traced for, in addition to the shapes of its arguments."""
 
     num_heads: int
     num_kv_heads: int
@@ -96,7 +96,7 @@ class StepShape:
 
 
 def blocks_per_tile(block_size: int) -> int:
-    """Rows of block tables hold a multiple of so many blocks."""
+    """Return the number that the length of block table rows is a multiple of."""
     return max(1, _TILE_TOKENS // block_size)
 
 

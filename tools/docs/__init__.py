@@ -1,1 +1,1 @@
-"""Pages of docs/ that programs write."""
+"""Generators of pages in docs/."""

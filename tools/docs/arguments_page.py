@@ -1,4 +1,4 @@
-"""docs/arguments.md: vLLM's arguments and variables beside ours."""
+"""docs/arguments.md: vLLM's arguments and variables, and Quire's equivalents."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ one](tenants-and-keys.md#without-a-key).
 
 
 def page() -> str:
-    """The whole page."""
+    """Return the page."""
     return "\n".join([HEAD, *_engine(), *_server(), *_variables()])
 
 
@@ -108,5 +108,5 @@ def _flag(name: str) -> str:
 
 
 def _sentence(text: str) -> str:
-    """For a cell: without the full stop, and with no bar that would end it."""
+    """Return text for a table cell: without the full stop, and with bars escaped."""
     return " ".join(text.split()).removesuffix(".").replace("|", "\\|")

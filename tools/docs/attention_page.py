@@ -77,7 +77,7 @@ def _gpu_package(backend: AttentionBackend) -> str:
 
 
 def page() -> str:
-    """The whole page."""
+    """Return the page."""
     lines = [HEAD]
     lines += [f"- {device}: {', '.join(names)}" for device, names in PRIORITY.items()]
     lines += ["", f"| {' | '.join(COLUMNS)} |", "|" + "---|" * len(COLUMNS)]

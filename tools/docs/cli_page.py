@@ -32,7 +32,7 @@ them. vLLM's arguments that have no effect here, or are refused, are in
 
 
 def page() -> str:
-    """The whole page."""
+    """Return the page."""
     lines = [HEAD]
     for title, names in GROUPS.items():
         lines.append(f"\n## {title}")
@@ -83,7 +83,7 @@ def _option(action: argparse.Action) -> str:
         elif action.choices:
             choices = [str(choice) for choice in action.choices if choice is not None]
             value = "|".join(choices)
-            if len(value) > WIDTH:  # Markdown has no place to break it
+            if len(value) > WIDTH:  # Markdown can't break it
                 value = action.dest.upper()
                 text += f". One of {', '.join(choices)}"
         else:

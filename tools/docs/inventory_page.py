@@ -1,6 +1,6 @@
-"""docs/inventory.md: request fields, routes and metrics of vLLM's manuals beside ours.
+"""docs/inventory.md: request fields, routes and metrics in vLLM's manuals, and their support here.
 
-The data file names them; what becomes of each is asked of the schemas, the URLs and a scrape.
+The data file lists them; schemas, URLs and a scrape determine how each is supported.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ SCHEMAS: tuple[tuple[type[GenerateRequest], str, dict[str, object]], ...] = (
 
 
 def inventory() -> str:
-    """The whole page."""
+    """Return the page."""
     return "\n".join([HEAD, *_fields(), *_routes(), *_metrics()])
 
 
 def field_outcome(schema: type[GenerateRequest], name: str) -> str:
-    """`EFFECTIVE`, `IGNORED`, or the sentence that refuses it."""
+    """Return `EFFECTIVE`, `IGNORED`, or the error message that rejects it."""
     if name in schema.model_fields:
         return EFFECTIVE
     if name not in schema.UNSUPPORTED:
@@ -58,7 +58,7 @@ def field_outcome(schema: type[GenerateRequest], name: str) -> str:
 
 
 def has_route(method: str, path: str) -> bool:
-    """Whether an endpoint answers this method at this very path."""
+    """Whether an endpoint supports this method at exactly this path."""
     try:
         view = cast(Any, resolve(path, "inference.urls").func).cls
     except Resolver404:
@@ -67,7 +67,7 @@ def has_route(method: str, path: str) -> bool:
 
 
 def live_metrics() -> dict[str, str]:
-    """The kind of each family of a scrape."""
+    """Return the type of each metric family in a scrape."""
     text = exposition({}, [], {"here": process_metric_families()}).decode()
     return dict(re.findall(r"^# TYPE (\S+) (\S+)$", text, flags=re.MULTILINE))
 

@@ -31,7 +31,7 @@ A settings module sets them: `QUIRE = QUIRE.replace(max_attempts=3)` ([how](conf
 
 
 def page() -> str:
-    """The whole page."""
+    """Return the page."""
     lines, group = [HEAD], ""
     for setting in in_force():
         if setting.group != group:

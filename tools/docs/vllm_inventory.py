@@ -1,4 +1,4 @@
-"""What vLLM's manuals name of the API: data for docs/inventory.md. What is here, the code says."""
+"""vLLM's API according to its manuals: data for docs/inventory.md, without what Quire supports."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ media_io_kwargs modalities audio prediction web_search_options verbosity moderat
 """
 COMPLETIONS = "prompt suffix prompt_embeds detokenize"
 
-#: Of each field without effect: why, or what does the same.
+#: Field without effect -> the reason, or what has the same effect.
 WITHOUT_EFFECT = {
     "audio": "answers are text alone",
     "detokenize": "the text always comes; `return_token_ids` adds the ids",
@@ -42,10 +42,10 @@ WITHOUT_EFFECT = {
 
 @dataclass(frozen=True)
 class Route:
-    """A way into vLLM's server, or one of OpenAI's that clients of vLLM's call.
+    """A route of vLLM's server, or one of OpenAI's that clients of vLLM use.
 
     Attributes:
-        ours: what does the same here, where it isn't the same path. reason: why there is none.
+        ours: Quire's equivalent, if its path differs. reason: why there is none.
     """
 
     method: str
@@ -107,7 +107,7 @@ ROUTES: tuple[Route, ...] = (
     Route("POST", "/update_weights", reason=_WEIGHTS),
 )
 
-#: As a scrape names them, by kind.
+#: Names as in a scrape, by type.
 METRICS = {
     "gauge": """
         vllm:num_requests_running vllm:num_requests_waiting vllm:num_requests_swapped

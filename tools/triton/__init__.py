@@ -1,1 +1,1 @@
-"""Triton's kernels compiled ahead, and their tiles tuned."""
+"""Ahead-of-time compilation of Triton kernels, and tuning of their tiles."""

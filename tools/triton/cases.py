@@ -1,4 +1,4 @@
-"""Calls that between them launch every kernel in the forms that serving uses, on no device.
+"""Calls that together launch every kernel in the forms that serving uses, without a device.
 
 Tensors are "meta": they have shapes and dtypes and no data. `tools.triton.report` compiles what
 the calls launch.

@@ -20,7 +20,7 @@ from tools.triton.sass import Code, programs_a_processor, read
 
 @dataclass(frozen=True, slots=True)
 class Compiled:
-    """What became of one kernel.
+    """Figures of one compiled kernel.
 
     Attributes:
         registers: a thread; local: bytes a thread of spilled registers and local arrays;
@@ -85,7 +85,7 @@ def compile_launch(
 
 
 def _waits(ttgir: str) -> int:
-    """The fewest copies that a wait within a loop leaves under way."""
+    """Return the minimum number of pending copies that a wait within a loop allows."""
     depth, waits = 0, []
     indents: list[int] = []
     for line in ttgir.splitlines():

@@ -29,7 +29,7 @@ COLUMNS = (
 )  # fmt: skip
 PROCESSORS = {80: 108, 89: 142, 90: 132, 100: 148, 120: 188}
 ARCHITECTURES = (80, 90, 100)
-"""Those that are compiled for unless others are named."""
+"""Default architectures to compile for."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Reading machine code: what a kernel's main loop is made of, and how many programs an SM holds."""
+"""Analyzes machine code: instructions of a kernel's main loop, and programs per SM."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ _WARPS_OF_SM = {80: 64, 89: 48, 90: 64, 100: 64, 120: 48}
 _REGISTERS_OF_SM = 65_536
 _PROGRAMS_OF_SM = {80: 32, 89: 24, 90: 32, 100: 32, 120: 24}
 _SHARED_BYTES_PER_PROGRAM = 1024
-"""Bytes of shared memory that the driver takes for itself of each program."""
+"""Bytes of shared memory per program that the driver reserves."""
 
 
 @dataclass(frozen=True, slots=True)
 class Code:
-    """What machine code is made of.
+    """Instruction counts of machine code.
 
     Attributes:
         instructions: of the whole kernel.
@@ -100,7 +100,7 @@ def _rank(body: Sequence[str]) -> tuple[int, int, int]:
 
 
 def _innermost(code: Sequence[tuple[int, str, str]]) -> list[tuple[int, int]]:
-    """(first, last address) of loops that hold no other loop."""
+    """Return (first, last address) of loops that contain no other loop."""
     loops = []
     for address, name, operands in code:
         target = re.search(r"0x([0-9a-f]+)", operands) if name.startswith("BRA") else None
@@ -114,9 +114,9 @@ def _innermost(code: Sequence[tuple[int, str, str]]) -> list[tuple[int, int]]:
 
 
 def programs_a_processor(arch: int, registers: int, shared: int, warps: int) -> int:
-    """How many programs of a kernel run on one streaming multiprocessor side by side."""
+    """Return how many programs of a kernel run concurrently on one streaming multiprocessor."""
     by_warps = _WARPS_OF_SM[arch] // warps
-    # Registers are given to a warp by 256.
+    # Registers are allocated to warps in units of 256.
     by_registers = _REGISTERS_OF_SM // (max(1, -(-registers * 32 // 256)) * 256 * warps)
     by_shared = _SHARED_OF_SM[arch] // (shared + _SHARED_BYTES_PER_PROGRAM)
     return min(by_warps, by_registers, by_shared, _PROGRAMS_OF_SM[arch])
