@@ -1,4 +1,4 @@
-"""`KVConnectorBase`: what carries KV blocks out of and into the KV cache, by vLLM's names."""
+"""`KVConnectorBase`: the interface that saves and loads KV blocks, with vLLM's names."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from torch import Tensor
 from engine.contract.replica_state import EngineStats
 from engine.kv_cache import BlockHashes
 
-#: By layer name the tensors whose first dimension is the block: keys, values, scales. The last
-#: entry of a model whose layers carry states are those of all layers.
+#: By layer name, the tensors whose first dimension is the block: keys, values, scales. For models
+#: whose layers carry states, the last entry has those of all layers.
 KVCaches = Mapping[str, Sequence[Tensor]]
 
 
@@ -120,12 +120,12 @@ class KVLoadError(Exception):
 
 
 class KVConnectorBase(ABC):
-    """Saves KV blocks elsewhere and loads them again. After vLLM's `KVConnectorBase_V1`.
+    """Saves KV blocks outside the KV cache and loads them again. After vLLM's `KVConnectorBase_V1`.
 
-    One object does both sides' work. The engine's thread calls the scheduler's side, the thread
-    that runs steps the worker's side; with async scheduling these are two threads.
+    One object does the work of both sides. The engine's thread calls the scheduler's side, and the
+    thread that runs steps the worker's side; with async scheduling these are two threads.
 
-    A class from elsewhere is made with `(vllm_config, role, kv_cache_config)`; see
+    A class of another package is created with `(vllm_config, role, kv_cache_config)`; see
     docs/extending.md.
 
     Attributes:
@@ -141,22 +141,23 @@ class KVConnectorBase(ABC):
     ) -> tuple[int | None, bool]:
         """Number of tokens after the first `num_computed_tokens` whose KV can be loaded, and False.
 
-        At least one token must be left to compute. None: not known yet; the request is asked for
-        again in the next step, and those behind it wait as well. What is counted must not fail any
-        more: it is loaded in the step that starts the request, before its tokens are computed.
+        At least one token must be left to compute. None: not known yet; the request is looked up
+        again in the next step, and those behind it wait as well. Loading the counted tokens must
+        not fail any more: they are loaded in the step that starts the request, before its tokens
+        are computed.
         """
 
     def start_read_ahead(
         self, request: RequestView, num_computed_tokens: int, needs_encoding: bool = False
     ) -> Future[None] | None:
-        """A new request has come: read its blocks after the first tokens where `start_load_kv`
-        finds them, and with `needs_encoding` those of its encoder's states. The request waits until
-        that is done; None: it needn't wait. Not in vLLM.
+        """For a new request: read ahead the blocks after its first tokens to where `start_load_kv`
+        finds them, and with `needs_encoding` those of its encoder states. The request waits for the
+        future; None: it needn't wait. Not in vLLM.
         """
         return None
 
     def load_encoder_states(self, request: RequestView, block_ids: list[list[int]]) -> bool:
-        """The request starts, and its encoder's states aren't in the KV cache: whether they are
+        """For a request that starts without encoder states in the KV cache: whether they are
         loaded, so that the encoder needn't run. `block_ids`: its block tables by group. Not in
         vLLM.
         """
@@ -193,14 +194,14 @@ class KVConnectorBase(ABC):
 
     @abstractmethod
     def register_kv_caches(self, kv_caches: KVCaches) -> None:
-        """The KV cache is allocated (again)."""
+        """Called when the KV cache has been allocated (again)."""
 
     def bind_connector_metadata(self, metadata: KVConnectorMetadata) -> None:
         """Set the plan's part that the calls up to `clear_connector_metadata` refer to."""
         self._metadata = metadata
 
     def clear_connector_metadata(self) -> None:
-        """The step is done."""
+        """Called when the step is done."""
         self._metadata = None
 
     @abstractmethod

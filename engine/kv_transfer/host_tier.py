@@ -17,18 +17,18 @@ from engine.lazy_heap import LazyHeap
 class HostTier:
     """Blocks by key, within a number of bytes. Thread-safe.
 
-    The tenant with the most bytes gives its least recently used block, so that none can have more
-    than an equal share of what others use as well. Blocks that are leased aren't evicted.
+    The tenant with the most bytes loses its least recently used block first, so that no tenant
+    keeps more than an equal share of memory that others use, too. Leased blocks aren't evicted.
 
-    A block's checksum covers its key and is compared before each use. It is XXH3 with a secret
-    seed: 37 GB/s on the machine where keyed BLAKE2b has 1.4 GB/s, and memory isn't written by
-    strangers.
+    A block's checksum covers its key and is verified before each use. It is XXH3 with a secret
+    seed: 37 GB/s on a machine where keyed BLAKE2b has 1.4 GB/s, and no untrusted party writes to
+    this memory.
 
     Attributes:
         capacity: bytes.
         used_bytes: bytes of the blocks.
-        failures: number of blocks that couldn't be used, by reason.
-        on_removed: called with the key of each block that is removed, in any thread.
+        failures: number of unusable blocks, by reason.
+        on_removed: called with the key of each removed block, in any thread.
     """
 
     name = "host"
@@ -42,12 +42,12 @@ class HostTier:
         self._lock = threading.Lock()
         self._blocks: dict[bytes, tuple[Payload, int]] = {}
         self._tenants: dict[bytes, str] = {}
-        #: By tenant the keys of its blocks that may be evicted, least recently used first.
+        #: By tenant, the keys of its evictable blocks, least recently used first.
         self._keys: dict[str, OrderedDict[bytes, None]] = {}
-        #: By key the time when a lease ends, the first to end first; the block may be missing.
+        #: By key, the time when a lease ends, the first to end first; the block may be missing.
         self._leases: dict[bytes, float] = {}
         self._tenant_bytes: Counter[str] = Counter()
-        #: Tenants with blocks that may be evicted by their bytes, the most first.
+        #: Tenants with evictable blocks, ordered by their bytes, the largest first.
         self._largest = LazyHeap()
 
     def __len__(self) -> int:
@@ -57,7 +57,7 @@ class HostTier:
         return key in self._blocks
 
     def put(self, blocks: Sequence[tuple[bytes, Payload]], tenant: str) -> None:
-        """Store blocks of a tenant's sequence, in its order, as many of the first as fit."""
+        """Store blocks of a tenant's sequence, in its order, as many of the first ones as fit."""
         size, blocks_in_budget = 0, []
         for key, payload in blocks:
             size += payload.nbytes
@@ -66,7 +66,7 @@ class HostTier:
             blocks_in_budget.append((key, (payload, self._checksum(key, payload))))
         with self._lock:
             self._end_leases(time.monotonic())
-            # The last first: it is of no use without the others, so it is to be evicted first.
+            # The last first: it is useless without the others, so it is evicted first.
             for key, block in reversed(blocks_in_budget):
                 self._unlink(key)
                 self._blocks[key], self._tenants[key] = block, tenant
@@ -97,7 +97,7 @@ class HostTier:
                 self._end_lease(key)
 
     def _end_leases(self, now: float) -> None:
-        """End those whose time is over."""
+        """End expired leases."""
         while self._leases:
             key, end = next(iter(self._leases.items()))
             if end > now:
@@ -115,8 +115,8 @@ class HostTier:
         return self._tenant_bytes[tenant]
 
     def get(self, key: bytes) -> Payload | None:
-        """A block that is as it was stored; None: there is none. One that has changed is removed
-        and counted.
+        """A block that is unchanged since it was stored; None: there is none. A changed block is
+        removed and counted.
         """
         with self._lock:
             if (block := self._blocks.get(key)) is None:
@@ -130,7 +130,9 @@ class HostTier:
         return None
 
     def touch(self, keys: Sequence[bytes]) -> None:
-        """Blocks of a sequence, in its order, were used; of them the last is evicted first."""
+        """Record the use of a sequence's blocks, in its order; the last of them is evicted
+        first.
+        """
         with self._lock:
             for key in reversed(keys):
                 tenant = self._tenants.get(key)
@@ -144,7 +146,7 @@ class HostTier:
                 self._remove(key)
 
     def remove(self, key: bytes) -> None:
-        """Remove a block; does nothing where there is none."""
+        """Remove a block; does nothing if there is none."""
         with self._lock:
             self._remove(key)
 
@@ -161,7 +163,7 @@ class HostTier:
             self._count_bytes(tenant, -block[0].nbytes)
 
     def _count_bytes(self, tenant: str, num_bytes: int) -> None:
-        """Count bytes that a tenant has more or, below 0, less."""
+        """Add to a tenant's bytes; a negative number subtracts."""
         self.used_bytes += num_bytes
         self._tenant_bytes[tenant] += num_bytes
         if self._keys[tenant]:

@@ -1,4 +1,4 @@
-"""`OffloadingConnector`: KV blocks in host memory and in a folder."""
+"""`OffloadingConnector`: saves KV blocks to host memory and to a storage."""
 
 from __future__ import annotations
 
@@ -51,11 +51,11 @@ LoadedBlock = tuple[PlannedBlock, list[Payload]]
 
 class OffloadingMetadata(KVConnectorMetadata):
     """Attributes:
-    step: whose blocks to load; the connector has them.
+    step: number of the step whose blocks to load; the connector has them.
     swapped: blocks of preempted sequences, to save before the forward pass.
     saves: blocks that the step fills.
-    loads: those blocks to load, for other ranks.
-    removed: steps and the keys that they removed from the tier, for other ranks.
+    loads: the blocks to load, for other ranks.
+    removed: steps, and the keys that they removed from the tier, for other ranks.
     """
 
     step: int
@@ -67,8 +67,8 @@ class OffloadingMetadata(KVConnectorMetadata):
 
 @dataclass(slots=True)
 class _Tracked:
-    """A running sequence: its block ids by group, its computed tokens before the next step, and how
-    many of the first blocks are saved.
+    """A running sequence: its block ids by group, its computed tokens before the next step, and the
+    number of its first blocks that are saved.
     """
 
     block_ids: list[list[int]]
@@ -78,10 +78,10 @@ class _Tracked:
 
 @dataclass(slots=True)
 class _Match:
-    """Blocks that a sequence may start with, verified.
+    """Verified blocks with which a sequence may start.
 
     Attributes:
-        block_hashes: the sequence's; a beam that gets other tokens gets others.
+        block_hashes: the sequence's; a beam whose tokens are replaced gets others.
     """
 
     block_hashes: BlockHashes
@@ -91,13 +91,13 @@ class _Match:
 
 
 class OffloadingConnector(KVConnectorBase):
-    """Saves blocks as they are filled, and those of preempted sequences; loads what it finds.
+    """Saves blocks as they are filled, and those of preempted sequences; loads matching ones.
 
-    Blocks are verified before a sequence is allocated any, so a bad one only makes its prefix
-    shorter.
+    Blocks are verified before any are allocated to a sequence, so an invalid block only shortens
+    the prefix.
 
     Attributes:
-        host, storage: blocks in host memory, and in a storage behind it.
+        host, storage: tiers in host memory, and in a storage below it.
         num_matched_tokens: tokens of new sequences that were loaded.
         num_looked_up_tokens: tokens of new sequences that weren't in the KV cache.
         num_saved_blocks: blocks that were saved.
@@ -124,22 +124,22 @@ class OffloadingConnector(KVConnectorBase):
     ) -> None:
         """
         Args:
-            host: where blocks go.
-            block_size: tokens of a block.
-            numerics: digest of the model and of all else that decides a block's bytes but for its
-                tokens, namespace and adapter.
+            host: tier to which blocks are saved.
+            block_size: tokens per block.
+            numerics: digest of the model and of everything else that determines a block's bytes,
+                except its tokens, namespace and adapter.
             layout: the KV cache groups.
-            storage: where saved blocks are written behind, and read ahead from.
-            ec_connector: saves and loads outputs of encoders there, too.
+            storage: where saved blocks are written in the background, and read ahead from.
+            ec_connector: also saves and loads encoder outputs there.
             saves: whether full blocks are saved as they are filled.
             loads: whether blocks are looked up for new sequences.
             swaps: whether all blocks of preempted sequences are saved.
-            max_in_flight: steps that may run while the next is planned.
-            has_other_ranks: whether plans tell other ranks what happens in the host tier.
+            max_in_flight: number of steps that may run while the next is planned.
+            has_other_ranks: whether plans report changes of the host tier to other ranks.
         """
         self.host, self.storage, self.ec_connector = host, storage, ec_connector
         self._has_other_ranks = has_other_ranks
-        #: The step that runs or ran last, and what steps removed from the tier.
+        #: The current or last step, and what steps removed from the tier.
         self._running_step = 0
         self._removed: deque[tuple[int, bytes]] = deque()
         if has_other_ranks:
@@ -150,13 +150,13 @@ class OffloadingConnector(KVConnectorBase):
         self._numerics = hashlib.sha256(numerics).digest()
         self._step = 0
         self._tracked: dict[int, _Tracked] = {}
-        #: Of preempted sequences: number of tokens that were saved, and the step that saves them.
+        #: Of preempted sequences: number of saved tokens, and the step that saves them.
         self._swapped: dict[int, tuple[int, int]] = {}
         self._swap_outs: list[SavedBlocks] = []
-        #: The last match, since the head of the queue may be asked for in many steps.
+        #: The last match, since the head of the queue may be looked up in many steps.
         self._match: _Match | None = None
         self._starting: dict[int, list[LoadedBlock]] = {}
-        #: By step the blocks to write into the KV cache.
+        #: By step, the blocks to write into the KV cache.
         self._loading: deque[tuple[int, list[LoadedBlock]]] = deque()
         self.num_looked_up_tokens = self.num_matched_tokens = self.num_saved_blocks = 0
         self.num_evicted_tokens = 0
@@ -166,7 +166,7 @@ class OffloadingConnector(KVConnectorBase):
         #: the storage.
         self._loads_host = self._loads_storage = loads
         self._saved_s_per_token = 0.0
-        #: Seconds that a block takes to be computed; unknown at first.
+        #: Seconds that computing a block takes; unknown at first.
         self._compute_s = READ_TIMEOUT_S
 
     @property
@@ -181,14 +181,14 @@ class OffloadingConnector(KVConnectorBase):
         if not (self._loads_host or num_swapped):
             return 0, False
         if num_swapped and self._step < swapped_in + self._max_in_flight:
-            return None, False  # the step that saves them may still run
+            return None, False  # the step that saves them may still be running
         match = self._match
         if (
             match is None
             or match.block_hashes is not request.block_hashes
             or match.num_computed != num_computed_tokens
             or not match.num_tokens
-            # What was removed since then is here still, and not on other ranks.
+            # Blocks removed since then are still present here, but not on other ranks.
             or self._has_other_ranks
         ):
             match = self._match = self._find(request, num_computed_tokens, num_swapped)
@@ -226,7 +226,7 @@ class OffloadingConnector(KVConnectorBase):
             )
             if end > first and not (self._keys.are_all_needed or storage.tier.is_indexed):
                 return self._read_longest_hit_ahead(request, first, end)
-        # What is read first is what all tokens need: up to the first block that can't be read.
+        # Blocks that all tokens need are read first: up to the first one that can't be read.
         blocks = self._keys.encoder_blocks(request.encoder_key) if needs_encoding else []
         if not all(storage.tier.may_contain(key) for block in blocks for key in block.keys):
             blocks = []
@@ -235,7 +235,7 @@ class OffloadingConnector(KVConnectorBase):
         keys = [key for block in blocks for key in block.keys if key not in self.host]
         if not keys:
             return None
-        # What takes longer than computing is of no use.
+        # Loading that takes longer than computing is useless.
         timeout_s = max(_MIN_READ_S, len(keys) * self._compute_s)
         return storage.read_ahead(
             keys,
@@ -249,8 +249,8 @@ class OffloadingConnector(KVConnectorBase):
     def _read_longest_hit_ahead(
         self, request: RequestView, first: int, end: int
     ) -> Future[None] | None:
-        """Read ahead where windows and states of a prompt's end are of use alone if the storage
-        has those of the same end, which it must be asked for.
+        """Read ahead for groups whose windows and states at a prompt's end are useful only if the
+        storage has all of them for the same end, which must be looked up.
         """
         storage, size = self.storage, self._block_size
         if storage is None:
@@ -290,15 +290,15 @@ class OffloadingConnector(KVConnectorBase):
         return _Match(request.block_hashes, num_computed, 0)
 
     def _load(self, request: RequestView, num_computed: int, num_tokens: int) -> _Match:
-        """The blocks of a sequence's tokens after the computed ones; none if one isn't in host
-        memory as it was saved.
+        """The blocks of a sequence's tokens after the computed ones; [] unless all are in host
+        memory unchanged.
         """
         blocks = self._read_host(self._keys.blocks_of(request, num_computed, num_tokens))
         num_loaded = num_tokens - num_computed if blocks else 0
         return _Match(request.block_hashes, num_computed, num_loaded, blocks)
 
     def _read_host(self, keyed: Sequence[KeyedBlock]) -> list[tuple[KeyedBlock, list[Payload]]]:
-        """Blocks with their payloads; [] unless all are in host memory as they were saved."""
+        """Blocks with their payloads; [] unless all are in host memory unchanged."""
         blocks = []
         for block in keyed:
             payloads = [
@@ -323,7 +323,7 @@ class OffloadingConnector(KVConnectorBase):
         block_ids: list[list[int]],
         blocks: Sequence[tuple[KeyedBlock, list[Payload]]],
     ) -> None:
-        """Have blocks written into the KV cache by the step that starts a request."""
+        """Have the step that starts a request write blocks into the KV cache."""
         self._starting.setdefault(request.seq_id, []).extend(
             ((block.group, block_ids[block.group][block.position], block.keys), payloads)
             for block, payloads in blocks
@@ -344,7 +344,7 @@ class OffloadingConnector(KVConnectorBase):
                 self.num_matched_tokens += num_external_tokens
 
     def _count_evicted(self, request: RequestView) -> int:
-        """Tokens after a sequence's computed ones whose blocks the tier has had and lost."""
+        """Number of tokens after a sequence's computed ones whose blocks the tier has evicted."""
         size, token_ids = self._block_size, request.token_ids
         hashes = request.block_hashes.hash_full_blocks(token_ids, size)
         hashes = hashes[request.num_computed_tokens // size : (len(token_ids) - 1) // size]
@@ -389,8 +389,8 @@ class OffloadingConnector(KVConnectorBase):
         return OffloadingMetadata(plan.step, swapped, saves, loads, removed)
 
     def _pop_removed(self, step: int) -> list[tuple[int, bytes]]:
-        """What is to be removed on other ranks by the plan of `step`. One that runs may still save
-        again what it has removed.
+        """The keys that the plan of `step` must remove on other ranks. A running step may still
+        save again what was removed.
         """
         removed = []
         while self._removed and self._removed[0][0] < step - self._max_in_flight:
@@ -421,7 +421,7 @@ class OffloadingConnector(KVConnectorBase):
                 for index, (group, table) in enumerate(
                     zip(self._layout.groups, tracked.block_ids, strict=True)
                 )
-                # What has left a window before the step may be another sequence's by now.
+                # A block that left a window before the step may belong to another sequence now.
                 if group.kind in ("full", "window")
                 and position >= group.first_needed_block(tracked.num_computed, size)
             ]
@@ -429,7 +429,7 @@ class OffloadingConnector(KVConnectorBase):
             blocks += [
                 (state_group, block_id, keys_of(state_group, hashes[num_tokens // size - 1]))
                 for num_tokens, block_id in states
-                # Of drafts, and of tokens that are still being sampled, nothing is known.
+                # Drafts and tokens that are still being sampled aren't known yet.
                 if num_tokens % size == 0 and num_tokens <= len(token_ids)
             ]
             if sequence.seq_id in encoded:
@@ -445,7 +445,7 @@ class OffloadingConnector(KVConnectorBase):
 
     @property
     def _tier(self) -> HostTier | StorageQueue:
-        """Where filled blocks go."""
+        """The tier to which filled blocks are saved."""
         return self.host if self.storage is None else self.storage
 
     def request_preempted(self, request: RequestView, block_ids: list[list[int]]) -> None:
@@ -508,7 +508,7 @@ class OffloadingConnector(KVConnectorBase):
     def _save(
         self, blocks: list[PlannedBlock], tenant: str, tier: HostTier | StorageQueue
     ) -> list[tuple[bytes, Payload]]:
-        """Save those blocks of a sequence that a tier doesn't have."""
+        """Save the blocks of a sequence that a tier doesn't have."""
         max_blocks = self.host.capacity // self._buffers.block_bytes
         payloads = [
             (key, payload)
@@ -533,7 +533,7 @@ class OffloadingConnector(KVConnectorBase):
 
     @property
     def _tier_name(self) -> str:
-        """Name of the tier that filled blocks go to."""
+        """Name of the tier to which filled blocks are saved."""
         return self.host.name if self.storage is None else self.storage.tier.name
 
     @property
@@ -587,7 +587,7 @@ class OffloadingConnector(KVConnectorBase):
         if self._saves:
             self._loads_host = self._loads_host and load_s < compute_s
             self._loads_storage = self._loads_storage and load_s + read_s < compute_s
-        # Else it is a consumer: prompts are computed elsewhere so that this replica needn't.
+        # Otherwise it is a consumer: other replicas compute prompts so that this one needn't.
         log.info(
             "KV blocks: %.2f ms to compute, %.2f ms to load, %.2f ms to read from storage",
             1000 * compute_s, 1000 * load_s, 1000 * read_s,
@@ -605,7 +605,7 @@ class OffloadingConnector(KVConnectorBase):
         return growing or [len(groups) - 1]
 
     def _measure_load(self) -> float:
-        """Seconds that it takes to load the blocks of `block_size` tokens; none may be in use
+        """Seconds that loading the blocks of `block_size` tokens takes; no blocks may be in use
         yet.
         """
         started = time.perf_counter()
