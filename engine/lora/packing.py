@@ -101,12 +101,12 @@ def modules_of(model: AdaptableModel, heads: ClassifierHeadFactory | None = None
 
 
 def slot_of(name: str) -> str:
-    """Of the module of this name."""
+    """Return the slot of the module of this name."""
     return name.replace(".", "/")
 
 
 def _name(slot: str) -> str:
-    """Of the module."""
+    """Return the name of the module in this slot."""
     return slot.replace("/", ".")
 
 
