@@ -1,4 +1,4 @@
-"""`CudaDevice`: an NVIDIA GPU, by Triton kernels, with CUDA graphs."""
+"""`CudaDevice`: an NVIDIA GPU with Triton kernels and CUDA graphs."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ class LoraSlotAllocator:
         if not self._config.enable_lora or not isinstance(model, SupportsLoRA):
             return ""
         if self.slots is None:
-            # One that was driven out has its slot until the steps that it was in are over.
+            # An evicted adapter keeps its slot until the steps that use it are done.
             num_slots = self.max_adapters + self._config.max_num_seqs
             self.slots = model.make_lora_slots(num_slots, self.max_rank)
         if self.slots is None:
@@ -86,7 +86,7 @@ class LoraSlotAllocator:
 
 
 class CudaDevice(Device):
-    """The GPU that torch sees first."""
+    """The first GPU that torch lists."""
 
     name: ClassVar[str] = "cuda"
     overlaps: ClassVar[bool] = True
@@ -103,7 +103,7 @@ class CudaDevice(Device):
 
     def __init__(self, config: EngineConfig) -> None:
         super().__init__(config)
-        #: Bytes, by whether they are of the draft model.
+        #: Bytes by whether they belong to the draft model.
         self._graph_bytes: dict[bool, int] = {}
         self._adapters = LoraSlotAllocator(config)
 
@@ -166,7 +166,7 @@ class CudaDevice(Device):
 
     @property
     def max_adapter_rank(self) -> int:
-        """See `Device`: recorded steps have room for what the highest rank needs."""
+        """See `Device`: recorded steps have buffers for the maximum rank."""
         return self._adapters.max_rank
 
     def num_blocks(self, need: CacheRequirements) -> int:
@@ -210,15 +210,15 @@ class CudaDevice(Device):
         )
 
     def _table_lengths(self, loaded: LoadedModel, layout: KVCacheConfig) -> list[int]:
-        """Each group's block table length of a sequence of full length."""
+        """Block table length of each group for a sequence of full length."""
         return layout.table_lengths(loaded.max_model_len, self.config.block_size)
 
     def _settings(self, is_draft: bool, token_budget: int) -> EngineConfig:
-        """Those by which a model's steps are recorded."""
+        """Settings for recording a model's steps."""
         return draft_settings(self.config, token_budget) if is_draft else self.config
 
     def offload(self, tensors: Iterator[Tensor]) -> HostCopy:
-        """See `Device`: in pages that the GPU copies from at full speed."""
+        """See `Device`: in pinned pages, from which the GPU copies at full speed."""
         return HostCopy(tensors, self.torch_device, _pin)
 
     def synchronize(self) -> None:
@@ -232,7 +232,7 @@ class CudaDevice(Device):
         torch.accelerator.empty_cache()
 
     def on_step_failed(self) -> None:
-        """Memory that lies idle in pieces may be what the step ran out of."""
+        """See `Device`: the step may have run out of memory because of fragmentation."""
         self.release_memory()
 
     def make_runner(self, parts: RunnerInputs) -> Runner:

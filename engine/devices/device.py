@@ -1,6 +1,6 @@
-"""`Device`: where a model runs, and all that the engine must know of it.
+"""`Device`: where a model runs, and everything that the engine must know about it.
 
-The engine never asks which device it has, only what the device can do. A new one is a subclass,
+The engine never asks which device it has, only for its capabilities. A new device is a subclass,
 found by name: a built-in, or an installed package's entry point in the group `quire.devices`
 (docs/extending.md).
 """
@@ -34,8 +34,8 @@ from engine.worker.input_batch import InputBatch
 from engine.worker.interface import BitmaskInbox, Runner
 from kernels import KernelSet
 
-#: Counts changes of `Device` and `Runner` that a package must follow. A device names the version it
-#: was written for; another one is refused by name before anything is loaded.
+#: Version of `Device` and `Runner`, raised by changes that packages must follow. A device names the
+#: version it was written for; one with another version is refused before anything is loaded.
 CONTRACT_VERSION = 1
 
 
@@ -50,16 +50,16 @@ DRAFT_CACHE_DIVISOR = 4
 
 @dataclass(frozen=True, slots=True)
 class CacheRequirements:
-    """What a model asks of a device's memory for its KV cache.
+    """A model's memory requirements for its KV cache.
 
     Attributes:
         loaded: the model; its cache isn't allocated yet.
         dtype: of keys and values.
         layout: its KV cache groups.
-        bytes_per_token: of the layers that a block holds.
-        blocks_per_sequence: that a sequence of full length takes.
-        token_budget: of a step.
-        draft: what its draft model asks for beside it; None: it has none.
+        bytes_per_token: for the layers that a block holds.
+        blocks_per_sequence: blocks of a sequence of full length.
+        token_budget: maximum number of tokens of a step.
+        draft: requirements of its draft model; None: it has none.
         taps: its layers whose inputs drafts read.
     """
 
@@ -75,15 +75,15 @@ class CacheRequirements:
 
 @dataclass(frozen=True, slots=True)
 class RunnerInputs:
-    """What a runner is made of.
+    """The parts from which a runner is created.
 
     Attributes:
         loaded: the model, with its KV cache.
         batch: holds no sequence yet.
-        masks: where grammars' masks come.
+        masks: source of grammar bitmasks.
         layout, token_budget: as in `CacheRequirements`.
-        hidden: keeps what tokens were drawn from, for heads; None: there are none.
-        is_draft: it draws drafts for another model beside it.
+        hidden: stores the states that draft heads need; None: there are no heads.
+        is_draft: it drafts for another model on the device.
         custom: the engine's logits processors; None: there are none.
     """
 
@@ -103,21 +103,21 @@ class Device(ABC):
     Args:
         config: the replica's settings.
 
-    Raises `ConfigError` where they ask for what it can't do.
+    Raises `ConfigError` for settings that it doesn't support.
     """
 
-    #: As `--device` names it.
+    #: Its name for `--device`.
     name: ClassVar[str]
     #: The `CONTRACT_VERSION` that it was written for.
     contract_version: ClassVar[int] = 1
     #: Steps are planned while the previous one runs, unless `async_scheduling` says otherwise.
     overlaps: ClassVar[bool] = False
-    #: Prompts are timed at the start, so that they leave room for others' decodes: worth it where
-    #: a chunk of a prompt takes much longer than a decode.
+    #: Prompts are timed at startup, so that they leave time for decodes: useful if a chunk of a
+    #: prompt takes much longer than a decode.
     times_prompts: ClassVar[bool] = False
     #: Whether rows of a step may use LoRA adapters.
     runs_adapters: ClassVar[bool] = False
-    #: Whether adapters that leave it are kept as they are, since host memory is where they were.
+    #: Whether evicted adapters stay in host memory, because that is where they were loaded.
     caches_adapters_on_host: ClassVar[bool] = True
     #: Whether drafts may come from a model.
     runs_draft_models: ClassVar[bool] = False
@@ -127,21 +127,20 @@ class Device(ABC):
     draft_head_methods: ClassVar[tuple[str, ...]] = ()
     #: Whether its runner gives `RunnerInputs.custom` to its sampler.
     runs_logits_processors: ClassVar[bool] = False
-    #: Whether host memory that is pinned gets to it sooner.
+    #: Whether transfers from pinned host memory are faster.
     pins_memory: ClassVar[bool] = False
-    #: Whether a step may hold prompts and decodes; else it holds one or the other.
+    #: Whether a step may mix prompts and decodes.
     mixes: ClassVar[bool] = True
-    #: Whether a prompt is computed in one step, which then has room for the longest.
+    #: Whether a prompt is computed in one step, whose budget must then hold the longest one.
     runs_whole_prompts: ClassVar[bool] = False
-    #: Whether a prompt may start with blocks that others' prompts have filled. An instance may set
-    #: it when it knows its model.
+    #: Whether a prompt may start with blocks that other prompts have filled. An instance may set it
+    #: once it knows its model.
     caches_prefixes: bool = True
-    #: `max_num_batched_tokens` by default.
+    #: Default of `max_num_batched_tokens`.
     token_budget: ClassVar[int] = 512
-    #: Tokens of a block where its kernels have blocks of one size, to which `block_size` is set;
-    #: 0: any.
+    #: Block size of its kernels, to which `block_size` is set; 0: any.
     block_size: ClassVar[int] = 0
-    #: Keys of `additional_config` under its name that it takes.
+    #: Keys of `additional_config` under its name that it supports.
     additional_settings: ClassVar[tuple[str, ...]] = ()
     #: Values of `kv_cache_dtype` in addition to "auto".
     kv_cache_dtypes: ClassVar[tuple[str, ...]] = ("float32", "bfloat16", "float16")
@@ -154,14 +153,14 @@ class Device(ABC):
     @classmethod
     @abstractmethod
     def unavailable_reason(cls) -> str:
-        """Why it can't be used here, as a sentence; "" when it can."""
+        """Why it can't be used on this machine, as a sentence; "": it can."""
 
     @abstractmethod
     def make_kernels(self) -> KernelSet:
-        """Its kernels. Raises `ConfigError` where the settings ask for others than there are."""
+        """Its kernels. Raises `ConfigError` if the settings ask for unavailable ones."""
 
     def build_model(self, request: BuildRequest) -> LoadedImpl:
-        """Make the model of a checkpoint: the engine's own, unless the device brings others.
+        """Create the model of a checkpoint: the engine's own, unless the device has others.
 
         Raises `ModelLoadError` or `ConfigError`.
         """
@@ -169,7 +168,7 @@ class Device(ABC):
 
     @property
     def additional_config(self) -> dict[str, Any]:
-        """Its own settings, of `additional_settings`."""
+        """Its settings in `additional_settings`."""
         return (self.config.additional_config or {}).get(self.name, {})
 
     @property
@@ -184,34 +183,34 @@ class Device(ABC):
         return self.name, f"{build}, torch {torch.__version__}"
 
     def prepare_adapters(self, loaded: LoadedModel) -> str:
-        """The model was loaded, or its weights were read anew, and may be asked to run adapters:
-        why it can't here, or "".
+        """Called when the model was loaded, or its weights were read again. Returns why it can't
+        run adapters, or "".
         """
         return ""
 
     def adapter_bytes(self) -> int:
-        """Memory for adapters."""
+        """Bytes of memory for adapters."""
         return adapter_bytes(16, 4)
 
     @property
     def max_adapters(self) -> int | None:
-        """Of the settings, or how many the device can have at once; None: as many as fit."""
+        """Maximum number of loaded adapters, from the settings or the device; None: by memory."""
         return self.config.max_loras
 
     @property
     def max_adapter_rank(self) -> int | None:
-        """The same for their ranks."""
+        """Maximum rank of adapters, likewise."""
         return self.config.max_lora_rank
 
     @abstractmethod
     def num_blocks(self, need: CacheRequirements) -> int:
-        """Blocks of KV cache that there is room for.
+        """Number of KV blocks that fit into memory.
 
-        Raises `ConfigError` where there isn't enough for one sequence.
+        Raises `ConfigError` if they don't suffice for one sequence.
         """
 
     def max_states(self, state_bytes: int) -> int | None:
-        """Sequences that run at once where each carries a state of that size; None: no bound."""
+        """Maximum number of running sequences with a state of that size; None: no limit."""
         return None
 
     def max_checkpoints(self, state_bytes: int) -> int:
@@ -221,22 +220,22 @@ class Device(ABC):
         return 0
 
     def on_cache_allocated(self, loaded: LoadedModel) -> None:
-        """The model has a new KV cache, and serves requests from now on."""
+        """Called when the model has a new KV cache, before it serves requests."""
 
     def on_cache_released(self) -> None:
-        """The model's KV cache goes."""
+        """Called before the model's KV cache is freed."""
 
     def note_step(self, plan: StepPlan) -> None:
-        """A step is about to be run."""
+        """Called before a step is run."""
 
     def offload(self, tensors: Iterator[Tensor]) -> HostCopy | None:
-        """Move a model's weights to host memory while it sleeps; None: that's where they are."""
+        """Move a model's weights to host memory while it sleeps; None: they are there already."""
         return None
 
     def release_memory(self) -> None:
-        """Hand freed memory to the system, or to the device's other users.
+        """Return freed memory to the system, or to the device's other users.
 
-        Raises what a device says that is lost for good: the process is of no use any more.
+        Raises the device's error if it is permanently lost: the process is unusable then.
         """
         gc.collect()
         trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc's
@@ -244,17 +243,21 @@ class Device(ABC):
             trim(0)
 
     def synchronize(self) -> None:
-        """Wait until the device has done what was launched; where calls wait, that is done."""
+        """Wait until the device has finished all launched work; a no-op if calls are
+        synchronous.
+        """
 
     def on_step_failed(self) -> None:
-        """A step failed; another will be tried. May raise, as `release_memory`."""
+        """Called after a failed step, before another is tried. May raise like `release_memory`."""
 
     def use_threads_to_load(self) -> None:
-        """All threads that the load needs; CPUs are for the thread that will run steps."""
+        """Use as many threads as loading needs; CPUs are reserved for the thread that runs
+        steps.
+        """
         Threads(self._threads.count).use(self.kernels, torch_too=True)
 
     def use_threads(self, loaded: LoadedModel) -> None:
-        """Take over the thread settings; called in the thread that runs steps."""
+        """Apply the thread settings; called in the thread that runs steps."""
         self._threads.use(self.kernels, torch_too=True)
 
     @abstractmethod
@@ -262,4 +265,4 @@ class Device(ABC):
         """Create the runner of the model's steps."""
 
     def close(self) -> None:
-        """End its threads; it isn't used any more."""
+        """Stop its threads; it isn't used any more."""

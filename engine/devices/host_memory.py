@@ -19,9 +19,9 @@ from kernels import KernelSet
 
 # Maps the pages of a KV cache before its blocks are written.
 #
-# A cache's memory is taken when it's first written, and the system clears each page then: 0.5 to
-# 4 ms for a huge page, in the middle of a step for which streams wait. A thread does it before,
-# while no step is run: beside one it would cost that step as much.
+# The system allocates and clears a cache's pages on their first write: 0.5 to 4 ms for a huge page,
+# in the middle of a step for which streams wait. A thread does it earlier, while no step is
+# running: during one it would slow that step down as much.
 
 
 log = logging.getLogger(__name__)
@@ -29,20 +29,20 @@ log = logging.getLogger(__name__)
 _MIB = 1 << 20
 #: Bytes of each tensor that are mapped at a time: a huge page.
 _CHUNK_BYTES = 2 * _MIB
-#: A step may follow another one so soon.
+#: Minimum pause after a step, as another one may follow.
 _PAUSE_S = 0.2
-#: A third of what others get.
+#: A third of the default weight.
 _NICE = 5
 
 
 class PagePrefaulter:
-    """Keeps some memory mapped beyond the highest block that was ever handed out.
+    """Maps some memory beyond the highest block that was ever allocated.
 
-    Blocks that were never used go in the order of their ids, so what is beyond is used next.
+    Blocks that were never used are allocated in the order of their ids, so these are used next.
     """
 
     def __init__(self, ops: KernelSet, caches: Iterable[Tensor], ahead: int) -> None:
-        """`caches`: [num_blocks, ...] each; `ahead`: bytes of them, all together."""
+        """`caches`: [num_blocks, ...] each; `ahead`: bytes to map ahead, over all caches."""
         self._ops, self._caches = ops, list(caches)
         self._num_blocks = min((len(cache) for cache in self._caches), default=0)
         block_bytes = [cache.nbytes // len(cache) for cache in self._caches if len(cache)]
@@ -57,7 +57,7 @@ class PagePrefaulter:
         self._thread.start()
 
     def record_blocks(self, plan: StepPlan) -> None:
-        """A step is about to be run, for which blocks were handed out."""
+        """Called before a step for which blocks were allocated."""
         self._noted_at = time.monotonic()
         tables = [new.block_ids for new in plan.new]
         tables += [table for _, table in plan.new_blocks]
@@ -66,7 +66,7 @@ class PagePrefaulter:
             self._want(highest + 1 + self._ahead)
 
     def close(self, *, wait_s: float = 1.0) -> None:
-        """Map no more, and let the caches go once the thread does."""
+        """Stop mapping, and release the caches once the thread has released them."""
         self._tell_end()
         self._thread.join(wait_s)
         self._caches = []
@@ -103,15 +103,15 @@ class PagePrefaulter:
 
 
 def _lower_priority() -> None:
-    """Give other threads some precedence over the calling one; not all of it.
+    """Lower the calling thread's priority, but not to SCHED_IDLE.
 
-    With SCHED_IDLE a busy machine leaves it no time even to die: a killed replica is a process,
-    with its heartbeat and its memory, until the last of its threads has ended (100 s were seen).
-    And it would hold Python's lock for as long.
+    With SCHED_IDLE a busy machine gives it no time even to exit: a killed replica remains as a
+    process, with its heartbeat and its memory, until the last of its threads has exited (100 s were
+    measured). And it would hold the GIL for as long.
     """
     try:
         priority = os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
-        # Of a process with precedence over others only so much less.
+        # A process with a raised priority is lowered by `_NICE` only.
         nice = min(priority + _NICE, max(priority, _NICE))
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), nice)
     except OSError as error:
@@ -127,16 +127,16 @@ def num_cpu_blocks(
 ) -> int:
     """Blocks of the KV pool on a CPU.
 
-    `num_gpu_blocks_override` decides when it's set, then `cpu_kvcache_space`; by default a quarter
+    `num_gpu_blocks_override` takes precedence, then `cpu_kvcache_space`; the default is a quarter
     of the free memory, at most 4 GiB. Never more than all sequences at full length could use.
 
     Args:
         config: the settings.
-        bytes_per_token: of the layers that a block holds.
-        max_blocks_per_sequence: blocks that a sequence of full length takes.
-        min_blocks: blocks without which no sequence runs at all, one a KV cache group.
+        bytes_per_token: for the layers that a block holds.
+        max_blocks_per_sequence: blocks of a sequence of full length.
+        min_blocks: number of blocks below which no sequence can run, one per KV cache group.
 
-    Raises `ConfigError` when fewer than `min_blocks` blocks fit.
+    Raises `ConfigError` if fewer than `min_blocks` blocks fit.
     """
     if config.num_gpu_blocks_override is not None:
         if config.num_gpu_blocks_override < min_blocks:
@@ -158,19 +158,19 @@ def num_cpu_blocks(
 
 
 def kv_cache_space(config: EngineConfig) -> int:
-    """Bytes for keys and values, and as many for checkpoints of states."""
+    """Bytes for keys and values, and the same again for checkpoints of states."""
     if config.cpu_kvcache_space is not None:
         return int(config.cpu_kvcache_space * GIB)
     return min(available_memory() // 4, _DEFAULT_MAX_BYTES)
 
 
 def max_states(state_bytes: int) -> int:
-    """Sequences whose states fit into a quarter of the free memory; at least one."""
+    """Number of sequences whose states fit into a quarter of the free memory; at least one."""
     return max(1, available_memory() // 4 // state_bytes)
 
 
 def num_virtual_blocks(config: EngineConfig, token_budget: int) -> int:
-    """Blocks for a model without a KV cache: they take no memory, the scheduler only counts them.
+    """Blocks for a model without a KV cache: they use no memory, the scheduler only counts them.
 
     Enough for two steps, since one may be planned while another runs.
     """

@@ -20,7 +20,7 @@ from engine.structured_output.grammar import GrammarState, GrammarVocabulary
 MAX_THREADS = 8
 #: Seconds below which masks are computed synchronously: waking a thread costs more.
 INLINE_BUDGET_S = 150e-6
-#: How much of what a row once took is still expected of one a step later.
+#: Weight of a row's previous duration in its estimate, one step later.
 _MEMORY = 0.95
 
 
@@ -35,7 +35,7 @@ class BitmaskRow:
 
 
 class BitmaskBuilder:
-    """Makes the masks of one step after the other, in a thread unless they are quickly made."""
+    """Computes the masks of one step after the other, in a thread unless they take little time."""
 
     def __init__(self, num_words: int, eos_token_ids: Sequence[int]) -> None:
         from llguidance import LLExecutor
@@ -46,7 +46,7 @@ class BitmaskBuilder:
         self._buffer = np.zeros((0, num_words), dtype=np.int32)
         #: Of rows whose state names no other.
         self._models = GrammarVocabulary(num_words, eos_token_ids)
-        #: The longest that a row took lately.
+        #: The longest recent duration of a row.
         self._row_s = INLINE_BUDGET_S
         self._last: Future[GrammarOutput] | None = None
 
@@ -65,7 +65,7 @@ class BitmaskBuilder:
         return self._last
 
     def close(self) -> None:
-        """End the thread."""
+        """Stop the thread."""
         self._thread.shutdown(wait=False)
 
     def _make(self, step: int, rows: list[BitmaskRow]) -> GrammarOutput:
@@ -116,7 +116,7 @@ class BitmaskBuilder:
         spaces: list[GrammarVocabulary],
         bits: NDArray[np.int32],
     ) -> None:
-        """The grammars' masks; the other rows allow everything."""
+        """The grammars' masks; the other rows allow all tokens."""
         if len(followed) < len(rows):
             bits[:] = -1
         widths: dict[int, list[int]] = {}
@@ -137,10 +137,10 @@ class BitmaskBuilder:
         spaces: list[GrammarVocabulary],
         bits: NDArray[np.int32],
     ) -> None:
-        """Mend rows that allow a special token alone which their grammar doesn't take.
+        """Fix rows that allow only a special token which their grammar doesn't accept.
 
-        Where only one text can follow, the backend allows what a tokenizer makes of it, and that
-        may be a special token, though none is a text to it.
+        If only one text can follow, the backend allows its tokenization, which may contain a
+        special token, although the grammar doesn't treat special tokens as text.
         """
         for index in followed:
             space = spaces[index]
@@ -162,7 +162,9 @@ class BitmaskBuilder:
         targets: Sequence[int],
         bits: NDArray[np.int32],
     ) -> None:
-        """Masks of the rows `followed` to `targets` of `bits`, which is as wide as they are."""
+        """Copy the masks of the rows `followed` to the rows `targets` of `bits`, of the same
+        width.
+        """
         if len(followed) == 1 and (matcher := rows[followed[0]].state.matcher):
             row = bits[targets[0]]
             matcher.unsafe_compute_mask_ptr(row.ctypes.data, row.nbytes)
@@ -200,7 +202,7 @@ class BitmaskBuilder:
 
 
 def _eos_of(spaces: list[GrammarVocabulary], words: int) -> NDArray[np.int32]:
-    """int32 [rows, words]: what ends an output, of each row."""
+    """int32 [rows, words]: mask of the tokens that end an output, for each row."""
     if all(space is spaces[0] for space in spaces):
         return np.broadcast_to(spaces[0].eos_bits, (len(spaces), words))
     eos = np.zeros((len(spaces), words), dtype=np.int32)
@@ -210,7 +212,7 @@ def _eos_of(spaces: list[GrammarVocabulary], words: int) -> NDArray[np.int32]:
 
 
 def _only(row: NDArray[np.int32]) -> int:
-    """The token that is allowed alone; -1: there are more, or none."""
+    """The only allowed token; -1: there are several, or none."""
     words = np.flatnonzero(row)
     if len(words) != 1:
         return -1

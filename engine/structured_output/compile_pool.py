@@ -1,5 +1,4 @@
-"""`CompilePool`: tries each grammar in a killable process, then builds what passed in the
-engine."""
+"""`CompilePool`: compiles each grammar in a killable process first, then in the engine."""
 
 from __future__ import annotations
 
@@ -35,19 +34,19 @@ if TYPE_CHECKING:
 
 #: Result of a compilation: the grammar, why it is invalid, or an unrelated failure.
 CompileResult = CompiledGrammar | str | QuireError
-#: Grammars of one tenant that wait; more are refused with 429.
+#: Maximum number of waiting grammars per tenant; more are refused with 429.
 MAX_PENDING_PER_TENANT = 256
 
 
 @dataclass(slots=True, eq=False)
 class CompileJob:
-    """One grammar being compiled, for however many requests.
+    """A grammar being compiled, for any number of requests.
 
     Attributes:
-        vocabulary: whose tokens it is for.
-        outcome: None while it waits or runs; then the grammar, or why there is none.
-        charged_to: the tenant whose worker time it takes, once it has started.
-        num_waiters: requests that want it; at 0 it is dropped unless it has started.
+        vocabulary: the vocabulary it is compiled for.
+        outcome: None while it waits or runs; then the grammar, or the error.
+        charged_to: the tenant whose worker time it uses, once it has started.
+        num_waiters: number of requests that wait for it; at 0 it is dropped unless it has started.
     """
 
     spec: GrammarSpec
@@ -66,8 +65,8 @@ class CompileJob:
 class CompileQueue:
     """Jobs by tenant. A thread takes the next job of the tenant with the fewest running ones.
 
-    With several workers one tenant may hold all but one of them, so that a tenant whose grammars
-    all run into their limits never keeps the others waiting for longer than one compilation.
+    With several workers one tenant may occupy all but one of them, so that a tenant whose grammars
+    all reach their limits never delays others for longer than one compilation.
     """
 
     def __init__(self, num_workers: int) -> None:
@@ -85,10 +84,10 @@ class CompileQueue:
     def put(
         self, spec: GrammarSpec, tenant: str, vocabulary: TokenizerSource = BASE_MODEL
     ) -> CompileJob:
-        """Queue a grammar, or join those who wait for the same one already.
+        """Queue a grammar, or join the requests that wait for the same one.
 
         Raises:
-            EngineOverloaded: the tenant has too many waiting.
+            EngineOverloaded: too many grammars of the tenant are waiting.
         """
         with self._changed:
             job = self._jobs.get((vocabulary.key, spec.key))
@@ -117,7 +116,7 @@ class CompileQueue:
                 self._drop(tenant, job)
 
     def pop(self) -> CompileJob | None:
-        """Wait for the next job; None when the line was closed."""
+        """Wait for the next job; None once the queue is closed."""
         with self._changed:
             while not self._closed:
                 job = self._next()
@@ -127,7 +126,7 @@ class CompileQueue:
             return None
 
     def finish(self, job: CompileJob, outcome: CompileResult) -> None:
-        """Say what came of a job that was taken."""
+        """Set the outcome of a job that was popped."""
         with self._changed:
             tenant = job.charged_to or ""
             self._running[tenant] -= 1
@@ -138,12 +137,12 @@ class CompileQueue:
             self._changed.notify_all()
 
     def wait(self, jobs: list[CompileJob], timeout_s: float) -> None:
-        """Return when one of the jobs has an outcome, or after the time."""
+        """Return once one of the jobs has an outcome, or after the timeout."""
         with self._changed:
             self._changed.wait_for(lambda: any(job.outcome is not None for job in jobs), timeout_s)
 
     def close(self) -> None:
-        """Wake all that wait in `pop`; nothing more is handed out."""
+        """Wake all callers of `pop`; no more jobs are handed out."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
@@ -190,7 +189,7 @@ class WorkerFailed(Exception):
 class CompileWorker:
     """A worker process, started at its first use and again after it was killed.
 
-    Not thread-safe, except `close`, which may be called from any thread to end a wait.
+    Not thread-safe, except `close`, which any thread may call to end a wait.
     """
 
     def __init__(
@@ -204,12 +203,12 @@ class CompileWorker:
         self.num_kills = 0
 
     def compile(self, spec: bytes, vocabulary: Vocabulary | None = None) -> tuple[str, int]:
-        """The grammar of a spec and the bytes that it took in the worker.
+        """Return the grammar of a spec, and the bytes that it took in the worker.
 
-        `vocabulary`: in the place of the one that it was for so far, with a new worker.
+        `vocabulary`: replaces the worker's previous one, with a new worker.
 
         Raises:
-            BadGrammar: it is wrong, or it took too much and its worker was killed.
+            BadGrammar: it is invalid, or it exceeded its limits and its worker was killed.
             WorkerFailed: no worker could be started.
         """
         if vocabulary is not None and vocabulary is not self._vocabulary:
@@ -229,7 +228,7 @@ class CompileWorker:
         return reply["grammar"], reply["bytes"]
 
     def close(self) -> None:
-        """End the worker, and with it a wait for it; it isn't started again."""
+        """Stop the worker, and with it any wait for it; it isn't started again."""
         self._closed = True
         if (process := self._process) is not None:
             process.kill()

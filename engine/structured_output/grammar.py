@@ -1,4 +1,4 @@
-"""`CompiledGrammar`, shared by requests, and `GrammarState`, one sequence's place in it."""
+"""`CompiledGrammar`, shared by requests, and `GrammarState`, one sequence's state within it."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ if TYPE_CHECKING:
 
 
 class GrammarVocabulary:
-    """The ids that a row's mask is over.
+    """The token ids that a row's mask covers.
 
     Attributes:
         num_words: int32 words of the mask.
-        eos_token_ids: what ends an output.
+        eos_token_ids: tokens that end an output.
         eos_bits: int32 [num_words], the same as a mask.
-        special: the backend's special tokens. A text never has one, but a grammar may name them.
-        tokenizer: the backend's; None where no grammar is followed.
+        special: the backend's special tokens. Texts never contain them, but grammars may name them.
+        tokenizer: the backend's; None if no grammar is used.
     """
 
     __slots__ = ("eos_bits", "eos_token_ids", "num_words", "special", "tokenizer")
@@ -35,7 +35,7 @@ class GrammarVocabulary:
         self.num_words, self.eos_token_ids = num_words, tuple(eos_token_ids)
         self.tokenizer, self.special = tokenizer, frozenset[int]()
         if tokenizer is not None:
-            # In Python's own loop, which lets other threads have their turns.
+            # In Python's own loop, which lets other threads run.
             is_special, every = tokenizer.is_special_token, range(tokenizer.vocab_size)
             self.special = frozenset({token for token in every if is_special(token)})
         flags = np.zeros(num_words * 32, dtype=np.uint8)
@@ -52,11 +52,11 @@ class GrammarVocabulary:
 
 @dataclass(frozen=True, slots=True)
 class CompiledGrammar:
-    """A grammar that passed its limits.
+    """A grammar that was compiled within its limits.
 
     Attributes:
-        num_bytes: about what it holds in memory.
-        space: the ids that it's about.
+        num_bytes: approximate memory use.
+        space: the token ids that it covers.
     """
 
     template: LLMatcher
@@ -78,14 +78,13 @@ class CompiledGrammar:
 
 
 class GrammarState:
-    """How far one sequence has come in its reasoning and in its grammar.
+    """One sequence's state in its reasoning and its grammar.
 
-    It moves with tokens that were accepted only, so a step that failed or a preemption leaves it as
-    it is.
+    Only accepted tokens advance it, so a failed step or a preemption doesn't change it.
 
     Args:
-        matcher: None where only the reasoning is watched.
-        thinking: None where an output is answer from its first token on.
+        matcher: None if only the reasoning is tracked.
+        thinking: None if the output has no reasoning.
         space: the ids that it may get; None: the model's.
     """
 
@@ -102,7 +101,7 @@ class GrammarState:
         self.space = space
 
     def advance(self, token_ids: Sequence[int]) -> None:
-        """Take tokens over.
+        """Advance by tokens.
 
         Raises:
             BadGrammar: the grammar doesn't allow them, or it became too complex.
@@ -117,8 +116,8 @@ class GrammarState:
             raise BadGrammar("the tokens so far don't follow it")
 
     def accept_tokens(self, drafts: Sequence[int]) -> list[GrammarState]:
-        """Where it would be once the first of some guessed tokens came, the first two, and so on:
-        as many as may come. This one stays where it is.
+        """The states after the first of some drafts, after the first two, and so on, as far as they
+        are allowed. This state doesn't change.
         """
         states: list[GrammarState] = []
         last = self

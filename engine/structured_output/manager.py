@@ -1,6 +1,6 @@
-"""`StructuredOutputManager`: what the engine core asks about grammars.
+"""`StructuredOutputManager`: the engine core's interface to grammars.
 
-One thread calls everything.
+All calls come from one thread.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from engine.text.tokenizer import Tokenizer
 class StructuredOutputManager:
     """Grammars of the requests in the engine: cached, being compiled, in use.
 
-    Nothing starts before the first request that needs it.
+    Threads and processes start with the first request that needs them.
 
     Args:
-        tokenizer: None where the engine runs on token ids alone; then no request may need this.
+        tokenizer: None if the engine runs on token ids alone; then structured output is refused.
         vocab_size: width of the logits.
-        eos_token_ids: what ends an output; without any no request may need this.
+        eos_token_ids: tokens that end an output; without any, structured output is refused.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class StructuredOutputManager:
 
     @property
     def num_waiting(self) -> int:
-        """Requests whose grammar is being compiled."""
+        """Number of requests whose grammar is being compiled."""
         return len(self._waiting)
 
     @property
@@ -62,11 +62,11 @@ class StructuredOutputManager:
         return bool(self._waiting)
 
     def admit(self, request: Request) -> bool:
-        """Give a new request's sequences their grammar; False when it must be compiled first.
+        """Assign a grammar to a new request's sequences; False if it must be compiled first.
 
         Raises:
-            InvalidRequest: the grammar is known to be bad, or this model can't follow any.
-            EngineOverloaded: too many grammars of this tenant wait.
+            InvalidRequest: the grammar is known to be invalid, or this model doesn't support
+            grammars. EngineOverloaded: too many grammars of this tenant are waiting.
         """
         params = request.message.sampling.structured_outputs
         if params is None:
@@ -84,7 +84,7 @@ class StructuredOutputManager:
         return False
 
     def poll_ready(self, timeout_s: float) -> list[tuple[Request, QuireError | None]]:
-        """Requests whose grammar has been compiled, or why it can't be.
+        """Requests whose grammar has been compiled, with the error if it couldn't be.
 
         Waits up to `timeout_s` for the first.
         """
@@ -100,7 +100,7 @@ class StructuredOutputManager:
             if outcome is None:
                 continue
             del self._waiting[request.request_id]
-            if isinstance(outcome, QuireError):  # the next one may well be compiled
+            if isinstance(outcome, QuireError):  # a later one may still be compiled
                 ready.append((request, outcome))
                 continue
             self.cache.put(job.spec.key, outcome, job.vocabulary.key)
@@ -113,7 +113,7 @@ class StructuredOutputManager:
         return ready
 
     def leave(self, sequence: Sequence) -> None:
-        """A sequence has left the engine; its request, too, if it was the last."""
+        """Forget a sequence that has left the engine; with the last one also its request."""
         self.states.pop(sequence.seq_id, None)
         self._sequences.pop(sequence.seq_id, None)
         waiting = self._waiting.get(sequence.request.request_id)
@@ -149,7 +149,7 @@ class StructuredOutputManager:
         self._sequences[sequence.seq_id] = sequence
 
     def _watch(self, request: Request) -> None:
-        """Watch the reasoning of a request whose answer is free."""
+        """Track the reasoning of a request whose answer is unrestricted."""
         params = request.message.sampling.thinking
         if params is None or params.budget is None:
             return
@@ -158,7 +158,7 @@ class StructuredOutputManager:
         if vocab_size := request.vocab_size:
             space = GrammarVocabulary(
                 words_for(vocab_size), ()
-            )  # no grammar of it says when an output may end
+            )  # no grammar restricts where an output may end
         for sequence in request.sequences:
             state = GrammarState(None, ReasoningState(params), space)
             state.advance(sequence.token_ids[sequence.num_prompt_tokens :])
@@ -180,7 +180,7 @@ class StructuredOutputManager:
         if not self.states:
             return None
         rows: list[BitmaskRow] = []
-        for seq_id in plan.seq_ids:  # of other steps in flight each has its masks
+        for seq_id in plan.seq_ids:  # sequences of other steps in flight have their masks
             if (state := self.states.get(seq_id)) is None:
                 continue
             sequence, drafts = self._sequences[seq_id], plan.drafts.get(seq_id, [])
@@ -206,14 +206,14 @@ class StructuredOutputManager:
     def accept_tokens(
         self, sequence: Sequence, token_id: int, masks: GrammarOutput | None
     ) -> list[int]:
-        """Move the grammar of one of `states` over a token sampled under `masks`. Returns what to
-        append.
+        """Advance the grammar of one of `states` by a token sampled under `masks`. Returns the
+        tokens to append.
 
-        When nothing but EOS can follow, it's added at once: that saves the step which could only
-        yield it. Not with log probabilities, since EOS has one too.
+        If only EOS can follow, it is added at once, which saves a step. Not with log probabilities,
+        since EOS has one, too.
 
         Raises:
-            InvalidRequest: the grammar became too complex on the way.
+            InvalidRequest: the grammar became too complex meanwhile.
         """
         grammar, params = self.states[sequence.seq_id], sequence.request.message.sampling
         try:
@@ -247,7 +247,7 @@ class StructuredOutputManager:
             self._compiler = CompilePool(
                 self._vocabulary(), self.limits, vocabularies=self._vocabularies
             )
-            # The compiler's threads don't hold this object, so its end is theirs.
+            # The compiler's threads don't refer to this object, so they stop when it is collected.
             weakref.finalize(self, self._compiler.close)
         return self._compiler
 
@@ -256,11 +256,11 @@ class StructuredOutputManager:
 
 
 def _thinking_of(request: Request) -> ReasoningState | None:
-    """The reasoning that comes before a request's grammar, as an output begins it."""
+    """The reasoning before a request's grammar, in the state in which an output starts."""
     params = request.message.sampling.thinking
     return None if params is None else ReasoningState(params)
 
 
 def _is_free(state: GrammarState) -> bool:
-    """Whether any token may come: reasoning without a grammar behind it, within its budget."""
+    """Whether all tokens are allowed: reasoning without a grammar after it, within its budget."""
     return state.matcher is None and state.phase is not ReasoningPhase.CLOSING
