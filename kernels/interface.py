@@ -1,10 +1,10 @@
-"""The contract of the kernels: what each function takes, gives and changes.
+"""The kernels' interface: arguments, results and side effects of each operation.
 
 T is the number of tokens of a step, H the hidden size, D the size of a head, Hq and Hk the number
 of query and of key/value heads (Hq is a multiple of Hk). Activations are float32, bfloat16 or
 float16; what matters for accuracy (norms, softmax, sums) is computed in float32. Wrong shapes,
-dtypes, positions, slots or block ids raise ValueError before anything is written. What functions
-are given beside tensors is in `kernels.layers`, how weights are packed in `kernels.linear_factory`.
+dtypes, positions, slots or block ids raise ValueError before anything is written. `kernels.layers`
+defines arguments other than tensors, and `kernels.linear_factory` packs weights.
 """
 
 from __future__ import annotations
@@ -103,16 +103,16 @@ class KernelSet(LinearFactory):
     """Whether a row's results have the same bits whatever other rows are computed with it."""
 
     version: str = ""
-    """Of the build, where equal names may compute other bits."""
+    """Identifies the build if builds of the same name may compute other bits."""
 
     attention_backend: str = ""
     """The backend of its attention, by its name in `kernels.attention`; "": its own."""
     has_own_attention: bool = True
-    """Whether its attention runs unless a backend is asked for by name; else one is chosen."""
+    """Whether its attention is the default; otherwise the default backend is chosen."""
     compute_capability: int | None = None
     """Compute capability of an NVIDIA GPU: 90 for 9.0; None elsewhere."""
     fuses_experts: bool = False
-    """Whether `route` and `fused_experts` are there."""
+    """Whether `route` and `fused_experts` are available."""
     edits: LogitEdits | None = None
     """Edits logits before a token is chosen; None: torch does."""
 
@@ -128,33 +128,32 @@ class KernelSet(LinearFactory):
         timeout_s: float,
         exchange: Exchange | None = None,
     ) -> RankGroup:
-        """This process's side of a group.
+        """This process's member of a rank group.
 
         Args:
-            memory: of `rank_memory_bytes`, mapped by all ranks, zero at first.
-            timeout_s: a gather waits for as long.
-            exchange: for ranks of several machines, each of which has memory of its own; None: they
-                share it.
+            memory: of `rank_memory_bytes`, mapped by all ranks, initially zero.
+            timeout_s: timeout of a gather.
+            exchange: for ranks on several machines, which don't share memory; None: they do.
 
-        Raises ValueError for kernels without ranks, and for more of them than they take.
+        Raises ValueError for kernels without ranks, and for more ranks than they support.
         """
         raise ValueError(f"{self.name} kernels have no ranks")
 
     def activation_dtype(self, weights: torch.dtype) -> torch.dtype:
-        """In which dtype hidden states are best kept, for weights of this dtype."""
+        """The preferred dtype of hidden states, for weights of this dtype."""
         return torch.float32
 
     def use_threads(
         self, count: int, cpus: Sequence[int] | None = None, *, spread: bool = True
     ) -> None:
-        """From now on the operations run on `count` threads of this process.
+        """Run the operations on `count` threads of this process from now on.
 
-        With `cpus` each keeps to one of them, the calling thread to the first, so that nothing
-        makes two threads share a core while another idles: for a process that exists to run a
-        model. The compiled kernels have a pool of their own and leave torch one thread: the idle
-        threads of torch's pool spin, and would take the cores that the kernels need. Without
-        `cpus` they keep their threads apart where there is a CPU for each; not with `spread=False`.
-        Kernels without a pool of their own set torch's number of threads, and bind none.
+        With `cpus` each thread is bound to one of them, the calling thread to the first, so that
+        two threads never share a core while another is idle: for a process dedicated to a model.
+        The compiled kernels have their own pool and leave torch one thread: the idle threads of
+        torch's pool spin, and would occupy cores that the kernels need. Without `cpus` they spread
+        their threads if there is a CPU for each, unless `spread=False`. Kernels without their own
+        pool set torch's number of threads, and bind none.
 
         Raises ValueError unless count is at least 1 and this process may run on all of `cpus`.
         """
@@ -167,13 +166,16 @@ class KernelSet(LinearFactory):
         return torch.get_num_threads()
 
     def head_linears(self, layers: Sequence[LinearLayer]) -> PerHeadLinear:
-        """A linear layer for each head. They must be of this set and of one shape."""
+        """A linear layer for each head. The layers must belong to this set and have equal
+        shapes.
+        """
         return PerHeadLinear(layers)
 
     def compile_experts(self, experts: ExpertLayers) -> MixtureOfExperts:
-        """A mixture of experts: in one call where this set has one, else expert by expert.
+        """A mixture of experts: in one call if this set supports it, else expert by expert.
 
-        The linear layers must be of this set. Raises ValueError for what doesn't fit together.
+        The linear layers must belong to this set. Raises ValueError for layers that don't fit
+        together.
         """
         return SequentialMoe(self, experts)
 
@@ -186,22 +188,22 @@ class KernelSet(LinearFactory):
         final_norm: NormWeights,
         states: Sequence[StateLayer | None] = (),
     ) -> CompiledDecoder | None:
-        """A decoder that runs all layers in one call, where this set has one; else None.
+        """A decoder that runs all layers in one call; None if this set has none.
 
-        `caches` and `groups` are each layer's; a group says which slots and block tables are the
-        layer's, where layers keep their tokens in different ones. A layer without a cache has no
-        attention. `states` are each layer's, too; (): there are none.
+        `caches` and `groups` are per layer; a group names the slots and block tables of the layer,
+        since layers may store their tokens in different ones. A layer without a cache has no
+        attention. `states` are per layer, too; (): there are none.
 
-        It does what the separate operations do, to the bit (LayerNorm and activations without a
-        gate have none, and are near torch's). The linear layers and experts must be of this set.
-        Raises ValueError for weights that don't fit together.
+        Its results equal those of the separate operations bitwise (except for LayerNorm and
+        activations without a gate, which are close to torch's). The linear layers and experts must
+        belong to this set. Raises ValueError for weights that don't fit together.
         """
         return None
 
     def pack_lora(self, lora: LoraWeights) -> PackedLora:
-        """What an adapter does to one linear layer, copied to where these kernels read it.
+        """An adapter's addition to one linear layer, copied to the memory that these kernels read.
 
-        Raises ValueError for what doesn't fit together.
+        Raises ValueError for tensors that don't fit together.
         """
         return TorchLora(lora, self.device)
 
@@ -210,11 +212,10 @@ class KernelSet(LinearFactory):
         return None
 
     def add_lora(self, y: Tensor, x: Tensor, uses: Sequence[LoraSegment]) -> None:
-        """Change y [T, N], a linear layer's result for x [T, K], by what rows' adapters add.
+        """Add the adapters' outputs to rows of y [T, N], a linear layer's result for x [T, K].
 
-        Each of `uses` names its rows, int64 and ascending; none are in two. They must be packed by
-        this set. Rows that none names stay as they are, and a row's result doesn't depend on the
-        others.
+        Each of `uses` lists its rows, int64 and ascending, without overlaps. They must be packed by
+        this set. Other rows don't change, and a row's result doesn't depend on the others.
         """
         add_lora_torch(y, x, uses)
 
@@ -226,7 +227,7 @@ class KernelSet(LinearFactory):
         dtype: torch.dtype,
         experts: int = 0,
     ) -> LoraSlots | None:
-        """Slots for adapters in steps that are recorded; None: these kernels have none.
+        """Slots for adapters in recorded steps; None: these kernels have none.
 
         `targets`: the linear layers that adapters may change, each with its maximum number of
         slices. `max_rank`: of a slice. `dtype`: of the rows. `experts`: of each mixture, 0 for
@@ -236,15 +237,15 @@ class KernelSet(LinearFactory):
 
     @abstractmethod
     def new_kv_cache(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        """Zeros for a KV cache, in memory that the kernels read fast.
+        """Zeros for a KV cache, in memory that is fast for the kernels.
 
-        Its pages are mapped when they are first written: an idle cache costs nothing.
+        Its pages are mapped on their first write: an idle cache costs nothing.
         """
 
     def map_pages(self, cache: Tensor) -> None:
-        """Have the pages of a contiguous part of a KV cache mapped now, without changing it.
+        """Map the pages of a contiguous part of a KV cache now, without changing it.
 
-        May run in a thread of its own while others use the cache, or do nothing.
+        May run in another thread while the cache is in use, and may do nothing.
         """
 
     @abstractmethod
@@ -253,7 +254,7 @@ class KernelSet(LinearFactory):
 
     @abstractmethod
     def fused_add_rms_norm(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Tensor:
-        """`residual` becomes x + residual (in place); gives its norm. Both [T, H], same dtype."""
+        """Set `residual` to x + residual in place; returns its norm. Both [T, H], same dtype."""
 
     @abstractmethod
     def rope_and_cache(
@@ -287,7 +288,7 @@ class KernelSet(LinearFactory):
 
     @abstractmethod
     def paged_attention(self, args: AttentionArgs) -> Tensor:
-        """Causal attention of ragged queries over paged keys and values; gives [T, Hq, D].
+        """Causal attention of ragged queries over paged keys and values; returns [T, Hq, D].
 
         int8 and fp8 caches come with their scales, as for `rope_and_cache`.
         """
@@ -302,13 +303,14 @@ class KernelSet(LinearFactory):
         reach: int = 0,
         round_inputs: bool = False,
     ) -> Tensor:
-        """Attention in which each token sees its sequence, later tokens too; gives [T, H, D].
+        """Attention in which tokens also attend to later ones of their sequence; returns [T, H, D].
 
         Args:
             q, k, v: [T, H, D], with any stride between tokens.
-            length: tokens of each sequence; the sequences lie one after another.
-            reach: tokens at most so far away are seen; 0: all.
-            round_inputs: let queries, keys, values and their weights be rounded to bfloat16, where
+            length: tokens of each sequence; the sequences are concatenated.
+            reach: maximum distance of tokens that are attended to; 0: all.
+            round_inputs: allow rounding queries, keys, values and attention weights to bfloat16
+            where
                 that is faster.
         """
         mask = None
@@ -330,11 +332,12 @@ class KernelSet(LinearFactory):
         neox: bool = True,
         scales: Tensor | None = None,
     ) -> None:
-        """Rotate q [T, Hq, D] and latents [T, 1, D] in place, then write these to their slots.
+        """Rotate q [T, Hq, D] and latents [T, 1, D] in place, then write the latents to their
+        slots.
 
         cache [num_blocks, 1, block_size, D]; `scales` of an int8 cache float32 [num_blocks, 1,
-        block_size]. The rest is as for `rope_and_cache`, which writes a token's value behind its
-        key: sets that do both at once have another way.
+        block_size]. The rest is as in `rope_and_cache`, which writes a token's value after its key:
+        sets that do both at once implement this differently.
         """
         self.rope_and_cache(
             q,
@@ -370,8 +373,8 @@ class KernelSet(LinearFactory):
         """silu(each channel's sum over a sequence's last W inputs), or the sum itself, [T, C].
 
         x [T, C], with any stride between tokens; weight [W, C], its last row that of the token
-        itself; bias [C]. `states` [R, W - 1, C] holds what came before by row, and is brought up
-        to the sequences' last tokens. Which sequence has which row and tokens: `of`.
+        itself; bias [C]. `states` [R, W - 1, C] holds previous inputs by row, and is updated to the
+        sequences' last tokens. `of`: the rows and tokens of sequences.
         """
         return causal_conv(x, states, weight, bias, of, silu=silu)
 
@@ -383,19 +386,19 @@ class KernelSet(LinearFactory):
         of: StateRows,
         scales: Tensor | None = None,
     ) -> Tensor:
-        """What each token's queries find in its heads' states, [T, heads, value_size].
+        """Results of each token's queries on its heads' states, [T, heads, value_size].
 
         `states` [R, heads, value_size, key_size], float32, bfloat16, or int8 with a scale for each
-        of its vectors, is changed and rounded token by token, see `kernels.ssm`; which sequence has
-        which row and tokens: `of`.
+        of its vectors, is updated and rounded token by token, see `kernels.ssm`. `of`: the rows and
+        tokens of sequences.
         """
         return linear_scan(inputs, weights, states, of, scales)
 
     def diagonal_scan(self, x: Tensor, decay: Tensor, states: Tensor, of: StateRows) -> Tensor:
         """decay * state + x of each channel, token by token, [T, C].
 
-        x and decay [T, C], contiguous. `states` [R, C], float32, is brought up to the sequences'
-        last tokens; which sequence has which row and tokens: `of`.
+        x and decay [T, C], contiguous. `states` [R, C], float32, is updated to the sequences' last
+        tokens. `of`: the rows and tokens of sequences.
         """
         return diagonal_scan(x, decay, states, of)
 
@@ -425,8 +428,8 @@ class KernelSet(LinearFactory):
 
         scores [T, E]. Weights are a softmax over all experts, renormalised over the chosen or not,
         or over the chosen alone (`softmax_first=False`); or `sigmoid`s, renormalised or not.
-        `choice_bias`, float32 [E], is added to what experts are chosen by; `scale` multiplies
-        weights. `groups`, `top_groups` and `group_best` are those of `ExpertLayers`.
+        `choice_bias`, float32 [E], is added to the scores only to choose experts; `scale`
+        multiplies weights. `groups`, `top_groups` and `group_best` are those of `ExpertLayers`.
         """
         raise NotImplementedError(f"{self.name} kernels route no experts")
 
@@ -447,7 +450,7 @@ class KernelSet(LinearFactory):
 
         x [T, H]; gate_up [E, 2 I, H]; down [E, H, I]; weights and ids as `route` gives them;
         biases [E, 2 I] and [E, H]. `activation` is "silu", "gelu" or "gelu_tanh".
-        `lora`: what rows' adapters add.
+        `lora`: the adapters' additions to rows.
         """
         raise NotImplementedError(f"{self.name} kernels fuse no experts")
 
@@ -479,7 +482,7 @@ class KernelSet(LinearFactory):
         temperature float32 [R] (0: the likeliest token); top_k int64 [R], at least 1; top_p and
         min_p float64 [R] in (0, 1] and [0, 1]; uniforms float64 [R] in [0, 1). With tokens ordered
         by (logit downwards, id upwards), min-p keeps those at least min_p times as likely as the
-        likeliest, top-k the first top_k, top-p the shortest prefix that holds top_p of what they
-        left. What is kept is drawn from by inverse CDF in the order of ids. -1 where the largest
-        logit isn't finite, or one is NaN.
+        likeliest, top-k the first top_k, top-p the shortest prefix that holds top_p of the
+        remaining probability. A token is drawn from those left by inverse CDF in the order of ids.
+        -1 if the largest logit isn't finite, or one is NaN.
         """

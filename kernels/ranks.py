@@ -1,4 +1,4 @@
-"""The contract of ranks: processes that share a model's layers."""
+"""The interface of ranks: processes that share a model's layers."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from kernels.layers import LinearLayer
 
 
 class Exchange(Protocol):
-    """Brings the slots of ranks that share no memory to all of them."""
+    """Distributes the slots of ranks that don't share memory to all of them."""
 
     def exchange(self, slots: Sequence[Tensor]) -> None:
         """Send this rank's slot to all others, and receive theirs; float32 [n] of each rank.
 
-        Raises `RankError`, and `RankTimeout` for a rank that doesn't come in time.
+        Raises `RankError`, and `RankTimeout` for a rank that is too late.
         """
 
     def reset(self) -> None:
-        """Drop what was sent until now."""
+        """Drop everything that was sent so far."""
 
 
 class RankGroup(ABC):
-    """One rank's side of a group. All ranks gather the same things in the same order.
+    """One rank's member of a group. All ranks gather the same things in the same order.
 
     Attributes:
         rank, size: 0 <= rank < size.
@@ -38,22 +38,23 @@ class RankGroup(ABC):
     def shard_linear(
         self, layer: LinearLayer, outputs: Sequence[int], inputs: Sequence[int] | None = None
     ) -> None:
-        """Make a layer of this rank's rows one that gives all ranks' outputs.
+        """Combine a layer of this rank's rows into one that returns all ranks' outputs.
 
         Args:
             outputs: [size + 1], rank r has the rows from outputs[r] to outputs[r + 1].
-            inputs: likewise, the columns of x that each rank has: they are gathered before the
-                product. None: each has all of x.
+            inputs: likewise for the columns of x of each rank, which are gathered before the
+            product.
+                None: each has all of x.
 
-        A row's sum is computed by one rank, as it is without ranks: the bits are the same. Calls
-        raise `RankError` where another rank has failed or doesn't come in time.
+        A row's sum is computed by one rank, as without ranks: the bits are the same. Calls raise
+        `RankError` if another rank has failed or is too late.
         """
 
     @abstractmethod
     def gather(self, local: Tensor, starts: Sequence[int]) -> Tensor:
         """float32 [T, starts[-1]] of each rank's [T, starts[rank + 1] - starts[rank]].
 
-        Raises `RankError` where another rank has failed or doesn't come in time.
+        Raises `RankError` if another rank has failed or is too late.
         """
 
     @property
@@ -64,7 +65,7 @@ class RankGroup(ABC):
     @property
     @abstractmethod
     def missing_rank(self) -> int | None:
-        """The rank that the latest gather waited for in vain."""
+        """The rank for which the latest gather waited in vain."""
 
     @property
     @abstractmethod
@@ -73,7 +74,7 @@ class RankGroup(ABC):
 
     @abstractmethod
     def fail(self) -> None:
-        """Have this and all later gathers of all ranks fail. Any thread may call it."""
+        """Make this and all later gathers of all ranks fail. May be called from any thread."""
 
     @abstractmethod
     def reset(self) -> None:

@@ -1,4 +1,4 @@
-"""`BeatLink`: signs of life, and failures, between the first rank and one of another machine."""
+"""`BeatLink`: heartbeats, and failures, between the first rank and one on another machine."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ _NUM_ATTEMPTS = 255
 
 
 class BeatLink:
-    """One side. Both send a beat several times a second, and neither waits for the other.
+    """One side of the link. Both send several heartbeats per second without waiting for the other.
 
     Attributes:
-        num_beats: those that came.
+        num_beats: number of received ones.
     """
 
     def __init__(self, connection: socket.socket) -> None:
@@ -29,8 +29,8 @@ class BeatLink:
         return self._attempt % _NUM_ATTEMPTS + 1
 
     def exchange(self, has_failed: bool) -> bool:
-        """Send a beat, and read those that came: whether the other side has failed as well, since
-        the latest reset. Raises `ChannelClosed`.
+        """Send a heartbeat, and read the received ones. Returns whether the other side has also
+        failed since the latest reset. Raises `ChannelClosed`.
         """
         try:
             with suppress(BlockingIOError):  # the receiver doesn't read: enough of them are queued

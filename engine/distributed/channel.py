@@ -29,20 +29,20 @@ _ERRORS: dict[str, type[QuireError]] = {
 
 
 class RankMessage(msgspec.Struct, array_like=True):
-    """A command, whose type the receiver knows by its name."""
+    """A command; its name determines its type."""
 
     command: str
     body: msgspec.Raw = msgspec.Raw(b"\xc0")
 
 
 class RankReply(msgspec.Struct, array_like=True):
-    """What a rank answers.
+    """A rank's reply to a command.
 
     Attributes:
-        error: why it failed; "": it didn't.
-        kind: the error's class, where the first rank is to raise the same.
+        error: error message; "": it succeeded.
+        kind: the error's class, if the first rank should raise the same.
         param: of the error.
-        failed_steps: those that failed since the latest reset.
+        failed_steps: steps that failed since the latest reset.
         result: of a remote procedure call.
     """
 
@@ -66,22 +66,22 @@ class RankReply(msgspec.Struct, array_like=True):
 
 
 class ChannelClosed(ConnectionError):
-    """The other side has ended."""
+    """The other side has exited."""
 
 
 class Channel:
-    """One side. Any thread may send; one receives."""
+    """One side of a channel. Any thread may send; one thread receives."""
 
     def __init__(self, connection: socket.socket) -> None:
         self._socket = connection
         self._lock = threading.Lock()
-        # A timeout of the socket would be one of `send` as well, in another thread.
+        # A timeout of the socket would also apply to `send` in another thread.
         self._poll = select.poll()
         self._poll.register(connection, select.POLLIN)
         self._received = bytearray()
 
     def send(self, frame: bytes) -> None:
-        """Send what `encode_message` or `encode_reply` made. Raises `ChannelClosed`."""
+        """Send the result of `encode_message` or `encode_reply`. Raises `ChannelClosed`."""
         try:
             with self._lock:
                 self._socket.sendall(frame)
@@ -108,7 +108,7 @@ class Channel:
             self._received += data
 
     def shutdown(self) -> None:
-        """End what waits here, in whichever thread, for a side that may never answer."""
+        """End all waits here, in any thread, for a side that may never answer."""
         with suppress(OSError):  # it has ended
             self._socket.shutdown(socket.SHUT_RDWR)
 

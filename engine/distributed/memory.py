@@ -21,12 +21,12 @@ _FLAG = struct.Struct("<Q")
 
 @dataclass(frozen=True, slots=True)
 class RankMemory:
-    """A failure flag and the heartbeats of all ranks, a page, then what the kernels of each stage
-    gather through.
+    """A failure flag and the heartbeats of all ranks, in one page, followed by each stage's memory
+    for gathers.
 
     Attributes:
         descriptor: of the file, which has no name: processes inherit it.
-        state: this process's place.
+        state: this process's ranks.
     """
 
     descriptor: int
@@ -47,7 +47,7 @@ class RankMemory:
         return cls(descriptor, state, mmap.mmap(descriptor, 0))
 
     def beat(self) -> None:
-        """Say that this rank lives."""
+        """Record a heartbeat of this rank."""
         count = self.num_beats(self.state.rank)
         _BEAT.pack_into(self.pages, self._beat_offset(self.state.rank), count + 1)
 
@@ -62,7 +62,7 @@ class RankMemory:
 
     @property
     def has_failed(self) -> bool:
-        """Whether a rank has failed since the latest reset: no rank waits for another."""
+        """Whether a rank has failed since the latest reset: then no rank waits for another."""
         return bool(_FLAG.unpack_from(self.pages)[0])
 
     def set_failed(self, failed: bool) -> None:
