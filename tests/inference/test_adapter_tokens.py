@@ -27,7 +27,7 @@ def free_id(gateway: Gateway) -> int:
 def bringing(gateway: Gateway, text: str) -> dict[str, Any]:
     """Of a version with this token and a row more than the model has."""
     files = {ADDED_TOKENS_FILE: json.dumps({text: free_id(gateway)}).encode()}
-    return {"beside": files, "vocab_size": VOCAB + 1}
+    return {"extra_files": files, "vocab_size": VOCAB + 1}
 
 
 def ending(gateway: Gateway, folder: Path, text: str) -> dict[str, Any]:
@@ -35,7 +35,7 @@ def ending(gateway: Gateway, folder: Path, text: str) -> dict[str, Any]:
     with_added_tokens(gateway.model_folder, folder, [text])
     files = {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
     settings = json.loads(files["tokenizer_config.json"]) | {"eos_token": text}
-    return {"beside": files | {"tokenizer_config.json": json.dumps(settings).encode()}}
+    return {"extra_files": files | {"tokenizer_config.json": json.dumps(settings).encode()}}
 
 
 async def chat_text(client: AsgiClient, model: str, **fields: Any) -> str:

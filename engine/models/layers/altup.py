@@ -63,7 +63,9 @@ class AltUp:
 
     def _modalities(self, x: Tensor) -> Tensor:
         """[T, n] of x [T, hidden]."""
-        return self.router(self.router_norm(x).mul_(1 / x.shape[1])).tanh_()
+        routed = self.router(self.router_norm(x).mul_(1 / x.shape[1]))
+        # In float64: torch's float32 tanh rounds the last few elements of a tensor differently.
+        return routed.double().tanh_().to(routed.dtype)
 
     def predict(self, hidden: Tensor) -> Tensor:
         """All states, [T, n, hidden]."""
@@ -90,8 +92,9 @@ class AltUpLayer:
     Attributes:
         index: the layer's number.
         laurel: low ranks of the normed state, normed (a learned augmented residual).
-        gate: of the corrected active state, [T, size]; activated and times the layer's input it
-            goes through `projection`, whose result is added to the other states.
+        gate: of the corrected active state, [T, size].
+        gated_activation: of the gate and the layer's input side by side, [T, 2 size] -> [T, size].
+            Its `projection` is added to the other states.
     """
 
     index: int
@@ -102,7 +105,7 @@ class AltUpLayer:
     mlp_norm: Norm
     mlp: Transform
     gate: LinearLayer
-    gate_activation: Transform
+    gated_activation: Transform
     projection: Transform
 
     def __call__(
@@ -131,7 +134,7 @@ class AltUpLayer:
         first = corrected[:, 0].contiguous()
         if self.altup.output_scale is not None:
             first = first * self.altup.output_scale
-        gated = self.gate_activation(self.gate(first)) * layer_input
+        gated = self.gated_activation(torch.cat((self.gate(first), layer_input), dim=-1))
         corrected[:, 1:] += self.projection(gated)[:, None]
         return x, corrected
 

@@ -52,7 +52,7 @@ from engine.models.layers.norm import (
 from engine.models.lora import LatentLora, LoraContext, LoraHeads, LoraLinear, LoraMoe
 from kernels import KernelSet, LinearLayer
 from kernels.interface import NO_NORM, HeadNormWeights, NormWeights
-from kernels.layers import activation, gated_activation
+from kernels.layers import gated_activation
 
 
 @dataclass(slots=True)
@@ -487,7 +487,7 @@ def _make_altup_layer(
         mlp_norm=norm(layer.mlp_norm or NO_NORM),
         mlp=chain(mlp.up, *cut, act, mlp.down, norm(layer.mlp_out_norm)),
         gate=weights.gate,
-        gate_activation=activation(spec.activation),
+        gated_activation=act,
         projection=chain(weights.projection, norm(weights.projection_norm)),
     )
 

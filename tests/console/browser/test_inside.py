@@ -95,7 +95,7 @@ def test_a_tenants_map_names_nobody_else(go: Go, product: LiveServer) -> None:
 
 def test_a_map_that_is_cut_off_comes_back(go: Go, product: LiveServer) -> None:
     with relayed(product) as relay:
-        page = go("/console/kv/", at=relay.url)
+        page = go("/console/kv/", base_url=relay.url)
         expect(page.locator("#kv-state")).to_have_text("Live")
         relay.stop()
         expect(page.locator("#kv-state")).to_contain_text("Connection lost")
