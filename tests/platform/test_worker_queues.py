@@ -142,6 +142,7 @@ def closing(server: Server) -> Iterator[Server]:
         server.close()
 
 
+@pytest.mark.slow
 def test_fault_70_who_never_answers_holds_nobody_else_up(short_tmp: Path) -> None:
     folder = short_tmp / "queues"
     folder.mkdir()

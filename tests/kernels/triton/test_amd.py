@@ -17,6 +17,8 @@ import pytest
 from tests.kernels.triton.test_compile import KERNELS
 from tools.triton.amd import GPUS
 
+#: One of each kind, CDNA and RDNA, is compiled every time; 20 to 30 s each.
+EVERY_TIME = ("gfx942", "gfx1100")
 #: Registers a thread, of 256 to 512.
 MAX_SPILLED = 16
 #: A latent of 512 values for each row doesn't fit the 256 registers of RDNA's threads.
@@ -33,7 +35,10 @@ def rows(arch: str, *more: str) -> list[dict]:
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("arch", GPUS)
+@pytest.mark.parametrize(
+    "arch",
+    [pytest.param(arch, marks=[pytest.mark.slow] * (arch not in EVERY_TIME)) for arch in GPUS],
+)
 def test_every_kernel_compiles_for_amd(arch: str) -> None:
     report_rows = rows(arch, "--core")
     # Activations stay as they are beside fp8 weights.
