@@ -117,7 +117,8 @@ class CpuRankGroup(RankGroup):
 
 
 def _callback(exchange: Exchange, size: int) -> ctypes._FuncPointer:
-    """See `RankGroup::Exchange` in ranks.h. An error can't pass through the library."""
+    """See `RankGroup::Exchange` in ranks.h. An exception can't cross the C library: it is logged, and
+    the group fails by the number that is returned."""
 
     def run(slots: int, floats: int) -> int:
         buffers = [
