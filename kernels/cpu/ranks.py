@@ -117,8 +117,9 @@ class CpuRankGroup(RankGroup):
 
 
 def _callback(exchange: Exchange, size: int) -> ctypes._FuncPointer:
-    """See `RankGroup::Exchange` in ranks.h. An exception can't cross the C library: it is logged, and
-    the group fails by the number that is returned."""
+    """See `RankGroup::Exchange` in ranks.h. An exception can't cross the C library: it is logged,
+    and the number that is returned makes the group fail.
+    """
 
     def run(slots: int, floats: int) -> int:
         buffers = [
