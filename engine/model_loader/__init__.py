@@ -1,1 +1,1 @@
-"""From settings to a model with its weights: which implementation runs it, and loading it."""
+"""Chooses the implementation of a model and loads it."""

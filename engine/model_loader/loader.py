@@ -46,12 +46,12 @@ class LoadedModel:
     dtype: torch.dtype
     max_model_len: int
     tokenizer_folder: Path
-    #: False with skip_tokenizer_init.
+    #: Whether there is a tokenizer; not with skip_tokenizer_init.
     has_tokenizer: bool
     eos_token_ids: tuple[int, ...]
     default_sampling: dict[str, Any]
     load_seconds: float
-    #: Of a model that gives vectors, labels or scores instead of text.
+    #: Set for a model that returns vectors, labels or scores instead of text.
     pooler: Pooler | None = None
     io_processor: str = ""
     #: Processes that share the model; None: this one has all of it.
@@ -65,7 +65,7 @@ class LoadedModel:
         return self.pooler is not None and self.pooler.settings.encoder
 
     def read_tokenizer(self) -> Tokenizer | None:
-        """Read the tokenizer, which doesn't need the loaded model; None: it has none."""
+        """Return the model's tokenizer, or None if it has none. Doesn't need the loaded weights."""
         return load_tokenizer(self.tokenizer_folder) if self.has_tokenizer else None
 
     @property
@@ -110,7 +110,7 @@ def load_model(
 ) -> LoadedModel:
     """Load the model that `config` names, or this rank's share, for the kernels of its device.
 
-    `build`: makes the model of a checkpoint; see `Device.build_model`.
+    `build` makes the model of a checkpoint; see `Device.build_model`.
 
     Raises `ModelLoadError` or `ConfigError`.
     """
@@ -163,9 +163,9 @@ def load_model(
 
 
 def _io_processor(config: EngineConfig, raw: dict[str, Any], pooler: Pooler | None) -> str:
-    """The name of the model's IO processor, which is installed; "" for none.
+    """Return the name of the model's installed IO processor, or "" if it has none.
 
-    Raises `ConfigError` for one that isn't, and for a model that generates.
+    Raises `ConfigError` if it isn't installed, or if the model generates text.
     """
     name = config.io_processor_plugin or raw.get("io_processor_plugin")
     if not isinstance(name, str) or not name:
@@ -182,9 +182,9 @@ def reload_model(
     ops: KernelSet,
     build: Callable[[BuildRequest], LoadedImpl] = build_model,
 ) -> None:
-    """Read the weights anew; all else of `loaded` stays as it is. `build`: as of `load_model`.
+    """Read the weights again and keep everything else of `loaded`. `build` is that of `load_model`.
 
-    Raises `ModelLoadError` where they can't be read, or are another model's by now.
+    Raises `ModelLoadError` if they can't be read, or have become those of another model.
     """
     raw = _read_config(loaded.folder, config)
     built = build(
@@ -206,7 +206,7 @@ def reload_model(
 
 
 def _facts(spec: ModelSpec, max_model_len: int) -> tuple[object, ...]:
-    """The facts that the engine plans with."""
+    """Return the facts that the engine core plans with."""
     sizes = spec.vocab_size, spec.hidden_size, spec.num_layers, spec.num_parameters
     return spec.architecture, sizes, tuple(spec.sliding_windows), max_model_len
 
@@ -214,7 +214,7 @@ def _facts(spec: ModelSpec, max_model_len: int) -> tuple[object, ...]:
 def _measure_kv_scales(
     built: LoadedImpl, config: EngineConfig, tokenizer: Tokenizer | None
 ) -> None:
-    """Measure the scales of an fp8 KV cache. Raises `ConfigError` where there would be none."""
+    """Measure the scales of an fp8 KV cache. Raises `ConfigError` if the cache has no scales."""
     name = config.kv_cache_dtype
     if not name.startswith("fp8") or not isinstance(built.model, NativeDecoder):
         raise ConfigError(
@@ -233,17 +233,17 @@ def _measure_kv_scales(
 
 
 def resolve_folder(config: EngineConfig) -> Path:
-    """The model's folder; a hub id is downloaded when no such folder is there.
+    """Return the model's folder, downloading it from the hub if there is no folder of that name.
 
-    Of a GGUF file and of CTranslate2's layout it is one in the cache, with all that they say beside
-    their weights.
+    For a GGUF file or CTranslate2's layout this is a folder in the cache that contains everything
+    but the weights in the usual form.
     """
     if not config.model:
         raise ConfigError("model must name a folder or a hub id.", param="model")
     try:
         folder = Path(config.model).expanduser()
         folder.exists()
-    except (OSError, RuntimeError) as error:  # too long, or the home of an unknown user
+    except (OSError, RuntimeError) as error:  # a name that is too long, or an unknown user's home
         text = f"{config.model[:200]!r} is no path: {error}."
         raise ModelLoadError(text, param="model") from error
     if file := find_gguf(folder):
@@ -261,8 +261,8 @@ def resolve_folder(config: EngineConfig) -> Path:
 
 
 def _read_config(folder: Path, config: EngineConfig) -> dict[str, Any]:
-    """config.json with the settings applied, and with those of the models that it names as parts,
-    which are then named by their folders.
+    """Return config.json with the settings applied. The configurations of models that it names as
+    parts are included, and the parts are then named by their folders.
     """
     raw = apply_overrides(read_config(folder), config)
     if raw.get("model_type") != "ultravox":
@@ -276,6 +276,6 @@ def _read_config(folder: Path, config: EngineConfig) -> dict[str, Any]:
 
 
 def _refuse_custom_code(raw: dict[str, Any], config: EngineConfig, folder: Path) -> None:
-    """A folder that brings its own code runs only on the operator's word."""
+    """Log a warning if the folder contains code, which only runs with `trust_remote_code`."""
     if raw.get("auto_map") and not config.trust_remote_code:
         log.warning("%s brings Python code of its own (auto_map); it isn't imported.", folder)

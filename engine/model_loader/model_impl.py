@@ -47,24 +47,24 @@ from engine.text.tokenizer_files import parse_object, read_generation_config, re
 from kernels import KernelSet
 from kernels.interface import RankGroup
 
-#: ModelOpt's own file, which its older checkpoints have instead of `quantization_config`.
+#: ModelOpt's own file. Its older checkpoints have this instead of `quantization_config`.
 MODELOPT_FILE = "hf_quant_config.json"
-#: Of the time before `quantization_config`. They don't name the method: it must be asked for.
+#: Files from before `quantization_config`. They don't name the method, so the operator must.
 _OLD_FILES = {
     "awq": ("quant_config.json", "quantize_config.json"),
     "gptq": ("quantize_config.json",),
 }
-#: Formats whose weights may be 8-bit floats already: "fp8" then confirms the format.
+#: Formats whose weights may already be 8-bit floats; `quantization="fp8"` then just confirms it.
 _EIGHT_BIT_FLOATS = ("fp8", "modelopt", "compressed-tensors")
 
 
 @dataclass(frozen=True, slots=True)
 class QuantizationPlan:
-    """What a checkpoint is, and what becomes of it.
+    """How a checkpoint was quantized, and how it is quantized at load.
 
     Attributes:
-        form: how its weights were quantised; None: they weren't, or it's a GGUF file.
-        rounds: what weights are rounded to while they load; None: nothing.
+        form: the checkpoint's own format; None for plain weights and GGUF files.
+        rounds: the method that rounds weights while they load, if any.
     """
 
     form: CheckpointFormat | None
@@ -74,10 +74,10 @@ class QuantizationPlan:
 def resolve_quantization(
     folder: Path, raw: dict[str, Any], config: EngineConfig
 ) -> QuantizationPlan:
-    """Of a model folder and its config.json.
+    """Return the plan for a model folder and its config.json.
 
-    Raises `ModelLoadError` for a format that isn't read, and `ConfigError` where `quantization`
-    names another one than the checkpoint's.
+    Raises `ModelLoadError` for an unsupported format, and `ConfigError` if `quantization` names
+    a format other than the checkpoint's.
     """
     form = find_format(_read_quantization_config(folder, raw, config.quantization))
     asked = config.quantization
@@ -105,7 +105,7 @@ def _name(form: CheckpointFormat | None, folder: Path) -> str:
 
 
 def _read_quantization_config(folder: Path, raw: dict[str, Any], asked: str | None) -> Any:
-    """The content of config.json, or of a file next to it."""
+    """Return the quantization settings from config.json, or from a file next to it."""
     quantization = quantization_config_of(raw)
     if quantization:
         return quantization
@@ -123,7 +123,7 @@ HOST = torch.device("cpu")
 
 
 def refuse_rope_settings(spec: ModelSpec, config: EngineConfig) -> None:
-    """A setting that would do nothing is refused."""
+    """Raise `ConfigError` for rope settings that would have no effect."""
     for name in ("rope_scaling", "rope_theta"):
         if getattr(config, name) is not None and spec.rope is None:
             raise ConfigError(
@@ -132,19 +132,19 @@ def refuse_rope_settings(spec: ModelSpec, config: EngineConfig) -> None:
 
 
 def reject_online_quantization(rounds: str | None, what: str) -> None:
-    """Classes from outside don't round weights while they load them."""
+    """Raise `ConfigError` for a kind of model whose weights can't be rounded while they load."""
     if rounds is not None:
         raise ConfigError(f"quantization={rounds!r} isn't done for {what}.", param="quantization")
 
 
 def refuse_kv_scale_file(config: EngineConfig, what: str) -> None:
-    """Scales of an fp8 cache are for the native decoder's."""
+    """Raise `ConfigError` for a file of KV scales, which only the native decoder uses."""
     if config.quantization_param_path is not None:
         raise ConfigError(f"{KV_SCALE_PARAM} isn't used for {what}.", param=KV_SCALE_PARAM)
 
 
 def reject_state_dtype(config: EngineConfig, what: str) -> None:
-    """Raise `ConfigError` for a format of states where these are always float32."""
+    """Raise `ConfigError` for a state dtype if the model's states are always float32."""
     if config.mamba_ssm_cache_dtype not in ("auto", "float32"):
         raise ConfigError(
             f"mamba_ssm_cache_dtype={config.mamba_ssm_cache_dtype} is not supported for {what}, "
@@ -154,7 +154,7 @@ def reject_state_dtype(config: EngineConfig, what: str) -> None:
 
 
 def reject_batch_invariance(config: EngineConfig, device: torch.device, what: str) -> None:
-    """On a GPU torch's products run these, which sum by the size of a batch."""
+    """Raise `ConfigError` on a GPU, where torch's order of summation depends on the batch size."""
     if config.batch_invariant and device != HOST:
         raise ConfigError(
             f"batch_invariant isn't done for {what} on a GPU.", param="batch_invariant"
@@ -162,7 +162,7 @@ def reject_batch_invariance(config: EngineConfig, device: torch.device, what: st
 
 
 def check_online_quantization(rounds: str | None, ops: KernelSet) -> None:
-    """Not every device has products for every method."""
+    """Raise `ConfigError` if the device has no kernels for the quantization method."""
     supported = (*ops.quantizations, *CODE_FORMATS)
     if rounds is not None and rounds not in supported:
         raise ConfigError(
@@ -188,9 +188,9 @@ class LoadedImpl:
     """A model with its weights.
 
     Attributes:
-        dtype: of its linear weights.
-        max_model_len: the context that is served.
-        pooler: of a pooling model.
+        dtype: the dtype of its linear weights.
+        max_model_len: the context length that is served.
+        pooler: set for a pooling model.
     """
 
     model: EngineModel
@@ -202,17 +202,17 @@ class LoadedImpl:
 
 @dataclass(frozen=True, slots=True)
 class BuildRequest:
-    """What is to be built.
+    """The arguments of `build_model`.
 
     Attributes:
-        folder: of the checkpoint.
+        folder: the checkpoint's folder.
         raw: its config.json with the settings applied.
         config: the settings.
         ops: the device's kernels.
-        quantized: how the checkpoint was quantised, and what its weights are rounded to.
+        quantized: how the checkpoint was quantized, and how its weights are rounded.
         progress: called with (done, total) while weights load.
-        ranks: processes that share the tensors of layers; None: this one has all of them.
-        stage: its layers among those of several processes; None: it has all of them.
+        ranks: the tensor-parallel ranks; None if this process holds whole layers.
+        stage: this process's pipeline stage; None if it holds all layers.
     """
 
     folder: Path
@@ -226,7 +226,7 @@ class BuildRequest:
 
 
 def reject_ranks(order: BuildRequest, what: str) -> None:
-    """Raise `ConfigError` where several ranks are to share what only one can run."""
+    """Raise `ConfigError` if several ranks are requested for a model that runs in one process."""
     for param, group in ((PARAM, order.ranks), (PIPELINE_PARAM, order.stage)):
         if group is not None:
             raise ConfigError(
@@ -268,7 +268,7 @@ def build_model(order: BuildRequest) -> LoadedImpl:
 
 
 def refuse_unknown(order: BuildRequest) -> None:
-    """Raise `ModelLoadError` for an architecture that nothing here runs; reads no weights."""
+    """Raise `ModelLoadError` for an unsupported architecture, without reading weights."""
     folder, raw, config = order.folder, order.raw, order.config
     if ModelRegistry.find(raw) is not None or has_native_decoder(raw) or find_vision_family(raw):
         return
@@ -279,7 +279,7 @@ def refuse_unknown(order: BuildRequest) -> None:
 
 
 def _fallback_to_transformers(order: BuildRequest, refused: ModelLoadError) -> LoadedImpl:
-    """A native architecture with a setting that only `transformers` does, if it does."""
+    """Use `transformers` for a native architecture with a setting that only it supports."""
     try:
         built = _bridged(order)
     except (ModelLoadError, ConfigError) as error:
@@ -291,7 +291,7 @@ def _fallback_to_transformers(order: BuildRequest, refused: ModelLoadError) -> L
 
 
 def _check_device_support(spec: DecoderSpec, order: BuildRequest) -> None:
-    """Raise `ModelLoadError` for layers that run natively on a CPU alone, elsewhere."""
+    """Raise `ModelLoadError` for layers that run only on CPUs if the device is another one."""
     if order.ops.device != HOST and spec.cross is not None:
         raise ModelLoadError(
             f"{spec.architecture} hears on a CPU alone; there is no GPU path yet.", param="model"
@@ -317,7 +317,7 @@ def _check_device_support(spec: DecoderSpec, order: BuildRequest) -> None:
 
 
 def _check_dummy_size(spec: DecoderSpec, dtype: torch.dtype, order: BuildRequest) -> None:
-    """Raise `BadModelConfig` for random weights that the host's memory can't hold."""
+    """Raise `BadModelConfig` for random weights that don't fit into the host's memory."""
     if order.config.load_format != "dummy" or order.ops.device != HOST:
         return
     sizes = {
@@ -344,8 +344,8 @@ def _check_vision_device(order: BuildRequest) -> None:
 def _native(
     order: BuildRequest, outside: Any = None, vision: VisionFamily | None = None
 ) -> LoadedImpl:
-    """The native decoder, with an encoder in front of it, or a class from outside that keeps to its
-    contract.
+    """Build the native decoder, with its encoder if it has one, or an external class with the same
+    interface.
     """
     folder, raw, config = order.folder, order.raw, order.config
     if outside is not None:
@@ -393,14 +393,14 @@ def _native(
                         "quantised. Use quantization=int8 or int4.",
                         param="model",
                     )
-                if isinstance(weights, WeightReader):  # else random ones are made
+                if isinstance(weights, WeightReader):  # dummy weights have no names to look up
                     weights.add_folder(Path(part_folder), prefix)
         located = locate_text(spec, weights)
         if located is None and vision is not None:
             raise ModelLoadError(
                 f"{spec.architecture}: there is no text model in it.", param="model"
             )
-        spec = located or spec  # a tensor that is absent is named where it is read
+        spec = located or spec  # a missing tensor is reported when it is read
         kind = NativeDecoder if vision is None else VisionDecoder
         if spec.cross is not None:
             kind = WhisperModel
@@ -436,17 +436,17 @@ def _native(
         scales = read_kv_scale_file(path, model_type, spec.num_layers)
     if isinstance(model, NativeDecoder) and not scales:
         read = weights.numbers if isinstance(weights, WeightReader) else None
-        scales = read_kv_scales(read, model.full_spec)  # before layers take memory
+        scales = read_kv_scales(read, model.full_spec)  # before the layers allocate memory
     model.load(weights, order.progress)
     if isinstance(model, NativeDecoder):
         model.set_kv_scales(scales)
-    # What a stage, or a rank with some of the experts, doesn't read is another one's.
+    # Weights that this stage or expert-parallel rank doesn't read belong to another.
     is_partial = order.stage is not None or (order.ranks and config.enable_expert_parallel)
     unread = [] if is_partial else weights.unused_names()
     if vision is not None:
         unread = [name for name in unread if not name.startswith(vision.ignored_prefixes)]
     if outside is None:
-        unread = drop_mtp_weights(unread, spec, raw)  # whoever drafts with them reads them
+        unread = drop_mtp_weights(unread, spec, raw)  # read by the draft model instead
     if unread:
         log.warning("%d tensors of the checkpoint weren't used: %s", len(unread), unread[:5])
     weights.close()
@@ -454,7 +454,7 @@ def _native(
 
 
 def _pooled(order: BuildRequest, settings: PoolingModelConfig) -> LoadedImpl:
-    """A model that gives vectors, labels or scores."""
+    """Build a pooling model, which returns vectors, labels or scores."""
     folder, raw, config = order.folder, order.raw, order.config
     if order.stage is not None:
         reject_ranks(order, "a pooling model")
@@ -478,12 +478,12 @@ def _pooled(order: BuildRequest, settings: PoolingModelConfig) -> LoadedImpl:
         settings, spec, folder, config, order.ops, dtype, max_model_len, order.progress,
         order.quantized.form, order.quantized.rounds, order.ranks, vision,
     )  # fmt: skip
-    # An encoder has no logits; pooling doesn't need them.
+    # An encoder has no logits, and pooling doesn't need any.
     return LoadedImpl(cast(EngineModel, model), spec, dtype, max_model_len, pooler)
 
 
 def _bridged(order: BuildRequest, outside: Any = None) -> LoadedImpl:
-    """A model of `transformers`, which is imported only for this."""
+    """Build a model of `transformers`, which is only imported here."""
     folder, raw, config = order.folder, order.raw, order.config
     reject_ranks(order, "a model of the Transformers bridge")
     reject_batch_invariance(config, order.ops.device, "the Transformers bridge")
@@ -506,7 +506,8 @@ def _bridged(order: BuildRequest, outside: Any = None) -> LoadedImpl:
     max_model_len = context_length(spec, config)
     rounds = order.quantized.rounds
     check_online_quantization(rounds, kernels.get(HOST, use_compiled=config.cpu_kernels))
-    # Models are explored and proven on the CPU. What moves elsewhere is packed as plain tensors.
+    # Models are explored and verified on the CPU. Weights that move to another device are packed as
+    # plain tensors.
     moves = order.ops.device != HOST
     ops = kernels.get(HOST, use_compiled=config.cpu_kernels and not moves)
     scheme = make_quant_scheme(rounds)
@@ -520,7 +521,7 @@ def _bridged(order: BuildRequest, outside: Any = None) -> LoadedImpl:
 
 
 def resolve_dtype(requested: str, checkpoint: str) -> torch.dtype:
-    """In which dtype weights are kept. `auto`: the checkpoint's."""
+    """Return the dtype of the weights in memory; with "auto" it is the checkpoint's."""
     name = checkpoint.removeprefix("torch.") if requested == "auto" else requested
     dtype = _DTYPES.get(name)
     if dtype is None:
@@ -529,7 +530,7 @@ def resolve_dtype(requested: str, checkpoint: str) -> torch.dtype:
 
 
 def derived_max_len(spec: ModelSpec) -> int:
-    """The longest context that the checkpoint is made for, rope scaling included."""
+    """Return the longest context that the checkpoint supports, rope scaling included."""
     rope: RopeSpec | None = spec.rope
     length = spec.max_position_embeddings
     if rope is None:
@@ -544,9 +545,9 @@ def derived_max_len(spec: ModelSpec) -> int:
 
 
 def context_length(spec: ModelSpec, config: EngineConfig, default: int | None = None) -> int:
-    """The context that is served: as the operator says, else `default`, else the model's own.
+    """Return the context length to serve: the operator's setting, else `default`, else the model's.
 
-    Raises `ConfigError` for one beyond the model's.
+    Raises `ConfigError` if the setting exceeds the model's.
     """
     derived = derived_max_len(spec)
     windows = [window for window in spec.sliding_windows if window]

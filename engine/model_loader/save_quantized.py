@@ -1,4 +1,4 @@
-"""A checkpoint's linear layers in 8 or 4 bits, written as compressed-tensors."""
+"""Writes checkpoints whose linear layers are quantized to 8 or 4 bits, as compressed-tensors."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ from kernels.reference.linear import quantize
 
 BITS = {"int8": 8, "int4": 4}
 _WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".tensors", ".index.json")
-#: Maximum bytes of a file, plus at most one layer.
+#: Size in bytes at which a file is finished; it may exceed this by one layer.
 _FILE_BYTES = 2 << 30
-#: Values that are rounded at once.
+#: Number of values that are rounded at once.
 _CHUNK_VALUES = 1 << 20
-#: Integers of 4 bits.
+#: Number of 4-bit integers in a word.
 _IN_A_WORD = 8
 
 
@@ -71,8 +71,8 @@ def write_quantized(
     reads. Tables, routers and norms stay as they are, as do layers whose rows aren't whole groups
     (of 32; of 16 for int8). A few files' worth of memory is needed beside the checkpoint.
 
-    Raises `InvalidRequest` for a folder that is there already, and for a family whose checkpoints
-    keep weights the other way around.
+    Raises `InvalidRequest` if the folder exists, and for a family whose checkpoints store weights
+    transposed.
     """
     if spec.transposed:
         raise InvalidRequest(
@@ -123,7 +123,7 @@ def _write(
 
 
 class _Files:
-    """Files of weights, and their index."""
+    """Collects tensors into weight files and their index."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -132,7 +132,7 @@ class _Files:
         self._files: list[list[str]] = []
 
     def add(self, tensors: dict[str, Tensor]) -> None:
-        """Keep tensors until there are enough for a file."""
+        """Collect tensors, and write a file when there are enough."""
         size = sum(tensor.nbytes for tensor in tensors.values())
         if self._part and self._size + size > _FILE_BYTES:
             self._flush()
@@ -147,7 +147,7 @@ class _Files:
         self._part, self._size = {}, 0
 
     def finish(self) -> list[Path]:
-        """Write the rest, and the index; returns the files."""
+        """Write the remaining tensors and the index, and return the files."""
         self._flush()
         count = len(self._files)
         names = [f"model-{n + 1:05}-of-{count:05}.safetensors" for n in range(count)]
@@ -161,7 +161,7 @@ class _Files:
 
 
 def _quantized_names(weights: WeightReader, spec: DecoderSpec, quantization: str) -> set[str]:
-    """The weights that are linear layers with whole groups, as the checkpoint names them."""
+    """Return the names of linear weights whose rows consist of complete groups."""
     linear_names = {f"{name}.weight" for name in _linear_names(describe(spec), spec)}
     bare = {name.removeprefix(spec.names.optional_prefix) for name in linear_names}
     return {
@@ -213,7 +213,7 @@ def _by_groups(module: str, weight: Tensor) -> dict[str, Tensor]:
         shifted = grouped << (torch.arange(_IN_A_WORD) * BITS["int4"])
         words[row_slice] = shifted.sum(-1).to(
             torch.int32
-        )  # the last one's high bit becomes the sign
+        )  # the high bit of the last integer becomes the sign
         scales[row_slice] = group_scales.half()
     return {
         f"{module}.weight_packed": words,

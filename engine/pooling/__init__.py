@@ -1,4 +1,5 @@
 """Pooling models: vectors, labels and scores in place of text.
 
-`params` is torch-free and part of the face to the storeys above; the rest runs in the replica.
+`params` doesn't import torch and is part of the interface to upper layers; the rest runs in the
+replica.
 """

@@ -1,4 +1,4 @@
-"""What comes after pooling: dense layers of sentence-transformers, classification heads.
+"""The layers after pooling: sentence-transformers' dense layers, and classification heads.
 
 Heads are small and kept in float32. Their weights' names are those of `transformers`.
 """
@@ -24,16 +24,16 @@ from kernels.layers import activation
 
 
 class ClassifierHeadFactory:
-    """Makes a head, and keeps what it is made of.
+    """Makes a head and keeps the tensors that it consists of.
 
     Args:
-        weights: the checkpoint's.
+        weights: the checkpoint's weights.
         make: reads a head from weights.
 
     Attributes:
-        head: as the checkpoint has it.
-        tensors: what that is made of, by name, in float32.
-        shapes: of its tensors, by their names.
+        head: the checkpoint's head.
+        tensors: the tensors of that head by name, in float32.
+        shapes: the shapes of these tensors by name.
     """
 
     def __init__(self, weights: Weights, make: Callable[[Weights], Transform]) -> None:
@@ -43,12 +43,12 @@ class ClassifierHeadFactory:
         self.shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
 
     def with_tensors(self, tensors: Mapping[str, Tensor]) -> Transform:
-        """The head with these tensors instead of its own, or as biases that it lacks."""
+        """Make a head in which these tensors replace its own, or add biases that it lacks."""
         return self._make(_InMemoryWeights({**self.tensors, **tensors}))
 
 
 class _RecordingWeights:
-    """A checkpoint's weights; those that are read are recorded."""
+    """Records which of a checkpoint's weights are read."""
 
     def __init__(self, inner: Weights, read: dict[str, Tensor]) -> None:
         self._inner, self._read = inner, read
@@ -88,7 +88,7 @@ class _InMemoryWeights:
         return DenseSource(self.get(name, shape))
 
     def release(self) -> None:
-        """See `Weights.release`: there is nothing to release."""
+        """Do nothing: there is nothing to release."""
 
 
 @dataclass(slots=True)
@@ -119,7 +119,7 @@ _DENSE_LAYERS = {
     "MPNet": [("classifier.dense", "tanh")],
     "DistilBert": [("pre_classifier", "relu")],
 }
-#: Families whose last layer isn't called `classifier`.
+#: Families whose last layer has a name other than `classifier`.
 _LAST = dict.fromkeys(
     ("Electra", "Roberta", "XLMRoberta", "Camembert", "MPNet"), "classifier.out_proj"
 )
@@ -129,9 +129,9 @@ class HeadReader:
     """Reads a classifier's head.
 
     Args:
-        architecture: of config.json. prefix: of the encoder's own weights.
-        width: the hidden size. num_labels: outputs.
-        norm_eps: of ModernBERT's head, which has a norm.
+        architecture: the name in config.json. prefix: the prefix of the encoder's weights.
+        width: the hidden size. num_labels: the number of outputs.
+        norm_eps: the epsilon of the norm in ModernBERT's head.
     """
 
     def __init__(
@@ -181,7 +181,7 @@ class HeadReader:
 
 
 def dense_module(module: DenseModule) -> Dense:
-    """A dense layer of sentence-transformers, from the weights in its folder.
+    """Read a dense layer of sentence-transformers from its folder.
 
     Raises `ModelLoadError` when it's missing or misshapen.
     """

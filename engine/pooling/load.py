@@ -41,7 +41,7 @@ from kernels.interface import RankGroup
 log = logging.getLogger(__name__)
 
 _ENDINGS = ("ForSequenceClassification", "ForTokenClassification", "ForCausalLM", "Model")
-#: Prefixes of weights that a model may have and that pooling doesn't need.
+#: Prefixes of weights that pooling doesn't need.
 _NOT_NEEDED = (
     "cls.",
     "lm_head.",
@@ -58,9 +58,9 @@ _NOT_NEEDED = (
 def pooled_spec(
     settings: PoolingModelConfig, raw: Config, vision: VisionFamily | None = None
 ) -> DecoderSpec | EncoderSpec:
-    """The spec of a model whose config.json may name it without a language model's head.
+    """Return the spec of a model whose config.json may name it without a language model head.
 
-    `vision`: what stands in front of its text model.
+    `vision` is the encoder in front of its text model.
 
     Raises `ModelLoadError` for an architecture that isn't known.
     """
@@ -89,9 +89,9 @@ def pooled_spec(
     spec = decoder_spec({**raw, "architectures": [name]})
     names = spec.names
     if not names.optional_prefix and names.embedding.startswith("model."):
-        # Checkpoints of the bare model leave it out.
+        # Checkpoints of the bare model omit the prefix.
         names = replace(names, optional_prefix="model.")
-    # There's no output layer: tied, it is nothing of its own.
+    # There is no output layer; marking it as tied means that none is read.
     return replace(spec, names=names, tie_embeddings=True, lm_head_bias=False)
 
 
@@ -109,11 +109,11 @@ def load_pooled(
     ranks: RankGroup | None = None,
     vision: VisionFamily | None = None,
 ) -> tuple[NativeDecoder | NativeEncoder, Pooler]:
-    """The transformer with its weights, in `dtype`, and its pooler.
+    """Load the transformer in `dtype`, and its pooler.
 
-    `form`: how the checkpoint was quantised; None: it wasn't. `rounds`: what the transformer's
-    weights are rounded to while they load; None: nothing. `ranks`: those that share a decoder;
-    None: this is the only one. `vision`: what stands in front of a decoder.
+    `form` is the checkpoint's quantization format, `rounds` the method that rounds the
+    transformer's weights while they load, `ranks` the tensor-parallel ranks of a decoder, and
+    `vision` the encoder in front of a decoder; each may be None.
 
     Raises `ModelLoadError` for missing or misshapen weights.
     """
@@ -125,7 +125,7 @@ def load_pooled(
     else:
         ops = with_attention_backend(ops, spec, dtype, config)
         if vision is not None:
-            spec = locate_text(spec, weights) or spec  # an absent tensor is named where it is read
+            spec = locate_text(spec, weights) or spec  # a missing tensor is reported later
         decoder = NativeDecoder if vision is None else VisionDecoder
         model = decoder(
             spec,
@@ -169,7 +169,7 @@ def _pooler(
     config: EngineConfig,
     weights: Weights,
 ) -> Pooler:
-    """The pooler with its head or dense layers."""
+    """Load the pooler with its head or dense layers."""
     width = spec.hidden_size
     if settings.tokens and isinstance(spec, DecoderSpec):
         tokenizer = load_tokenizer(tokenizer_folder(config, folder))
@@ -188,7 +188,7 @@ def _pooler(
 def head_maker(
     settings: PoolingModelConfig, spec: DecoderSpec | EncoderSpec, weights: Weights
 ) -> ClassifierHeadFactory:
-    """A classifier's head, as its checkpoint has it or as an adapter does.
+    """Read a classifier's head from a checkpoint or an adapter.
 
     Raises `ModelLoadError` for missing or misshapen weights.
     """
@@ -212,7 +212,7 @@ def head_shapes(
     folder: Path,
     config: EngineConfig,
 ) -> dict[str, tuple[int, ...]]:
-    """The tensors of a classifier's head; none of a model without one.
+    """Return the shapes of a classifier head's tensors; empty for a model without one.
 
     Raises `ModelLoadError` for missing or misshapen weights.
     """

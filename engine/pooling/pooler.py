@@ -18,15 +18,15 @@ from engine.pooling.pooling_config import PoolingModelConfig
 
 @dataclass(slots=True)
 class Pooler:
-    """A pooling model's end.
+    """Turns pooled hidden states into results.
 
     Attributes:
-        settings: what the model is.
-        hidden_size: of its hidden states.
-        head: of a classifier: [n, hidden] -> [n, labels].
-        maker: makes it for adapters that bring one of their own; None: they can't.
+        settings: the pooling model's description.
+        hidden_size: the size of its hidden states.
+        head: a classifier's head, [n, hidden] -> [n, labels].
+        maker: makes heads for adapters that contain one; None if they can't.
         dense: layers between pooling and normalisation of an embedding.
-        embedding_size: of what an embedding has before it's cut.
+        embedding_size: the size of an embedding before it is truncated.
     """
 
     settings: PoolingModelConfig
@@ -37,7 +37,7 @@ class Pooler:
     maker: ClassifierHeadFactory | None = None
 
     def facts(self, spec: ModelSpec) -> PoolingFacts:
-        """The facts for the engine core about a model with this spec."""
+        """Return the facts about a model with this spec for the engine core."""
         settings = self.settings
         info = PoolingInfo(
             embedding_size=self.embedding_size,
@@ -53,10 +53,10 @@ class Pooler:
     def __call__(
         self, hidden: Tensor, params: PoolingParams, head: Transform | None = None
     ) -> Tensor:
-        """float32 [n, size] from pooled hidden states [n, hidden_size].
+        """Return float32 [n, size] for pooled hidden states [n, hidden_size].
 
-        n is 1, or a prompt's tokens for the tasks that keep them apart. `head`: an adapter's, in
-        the place of the model's own.
+        n is 1, or the number of tokens for tasks with a result per token. `head` is an adapter's
+        head that replaces the model's own.
         """
         if self.head is None:
             return self._embedded(hidden, params)
@@ -64,7 +64,7 @@ class Pooler:
 
     def _embedded(self, hidden: Tensor, params: PoolingParams) -> Tensor:
         vectors = hidden
-        # Of every token they would be no vectors of the same space as a prompt's.
+        # Vectors of single tokens would not be in the same space as a prompt's vector.
         if not params.by_token:
             for layer in self.dense:
                 vectors = layer(vectors)
@@ -82,7 +82,7 @@ class Pooler:
         return logits.sigmoid() if kind == "sigmoid" else logits.softmax(dim=-1)
 
     def _active(self, params: PoolingParams) -> bool:
-        """Whether results go through the activation: as asked, else as the model does."""
+        """Whether the activation is applied: as requested, else as the model does."""
         if params.use_activation is not None:
             return params.use_activation
         return bool(self.settings.activation)

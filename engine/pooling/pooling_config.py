@@ -1,7 +1,7 @@
-"""What a model folder is as a pooling model: which task, which tokens, which activation.
+"""A model folder's description as a pooling model: task, pooled tokens, activation.
 
-Read from config.json, from the engine's `runner`, `convert` and `pooler_config`, and from the
-files of sentence-transformers beside the model.
+It is read from config.json, the engine's `runner`, `convert` and `pooler_config`, and the files
+of sentence-transformers beside the model.
 """
 
 from __future__ import annotations
@@ -30,19 +30,18 @@ class PoolingModelConfig:
     """A pooling model's description.
 
     Attributes:
-        architecture: of config.json.
-        encoder: bidirectional, by the native encoder; else a causal decoder.
-        tasks: what it does, see `engine.contract.pooling_params`.
-        pooling_type: "CLS", "LAST" or "MEAN": which hidden states make a prompt's vector.
-        activation: what results go through unless a request says otherwise: "normalize",
+        architecture: the name in config.json.
+        encoder: whether it is a bidirectional encoder; else it is a causal decoder.
+        tasks: its tasks, see `engine.contract.pooling_params`.
+        pooling_type: "CLS", "LAST" or "MEAN": the hidden states that make a prompt's vector.
+        activation: applied to results unless a request says otherwise: "normalize",
             "softmax", "sigmoid" or "" for nothing.
         labels: names of a classifier's outputs, in order; () for embeddings.
-        tokens: a classifier is made of the output layer's rows of these tokens; (): it has a head.
-        is_bidirectional: of two such tokens the one label is how far the second is ahead of the
-        first.
-        matryoshka: dimensions that embeddings may be cut to; None: no, (): any.
-        dimensions: that embeddings are cut to unless a request says otherwise, or None.
-        files: what sentence-transformers' files add.
+        tokens: tokens whose rows of the output layer form the classifier; () if it has a head.
+        is_bidirectional: whether two such tokens form one label, the second's lead over the first.
+        matryoshka: dimensions that embeddings may be truncated to; () for any, None for none.
+        dimensions: dimensions of embeddings unless a request says otherwise; None for all.
+        files: the settings from sentence-transformers' files.
     """
 
     architecture: str
@@ -59,7 +58,7 @@ class PoolingModelConfig:
 
     @property
     def max_length(self) -> int | None:
-        """Maximum prompt length by default; None: the model's context."""
+        """Default maximum prompt length in tokens; None for the model's context length."""
         return self.files.max_seq_length
 
     @property
@@ -69,18 +68,18 @@ class PoolingModelConfig:
 
     @property
     def caches_prefixes(self) -> bool:
-        """Whether a prompt's vector needs no hidden state of its prefix."""
+        """Whether a prompt's vector can be computed without the hidden states of its prefix."""
         return not self.encoder and self.pooling_type == "LAST"
 
 
 def read_pooling_config(
     config: EngineConfig, folder: Path, raw: dict[str, Any]
 ) -> PoolingModelConfig | None:
-    """The settings of a folder whose config.json is `raw`; None for a model that generates.
+    """Return the settings of a folder whose config.json is `raw`; None for a model that generates.
 
     Raises:
         ConfigError: `runner`, `convert` or `pooler_config` don't fit the model.
-        ModelLoadError: a file of sentence-transformers is broken or asks for what isn't supported.
+        ModelLoadError: a file of sentence-transformers is invalid or not supported.
     """
     architecture = str((raw.get("architectures") or [""])[0])
     files = read_sentence_files(folder)
@@ -118,11 +117,11 @@ def _check_generates(architecture: str, config: EngineConfig) -> None:
 
 
 def _default_convert(architecture: str, files: SentenceFiles) -> str | None:
-    """The architecture's default task: "embed", "classify" or None for generation."""
+    """Return the architecture's default task: "embed", "classify" or None for generation."""
     if architecture.endswith((_SEQUENCE, _TOKEN)):
         return "classify"
     bare = architecture.endswith("Model") and not architecture.endswith("LMHeadModel")
-    # Some that generate have such a name, too: ChatGLMModel, UltravoxModel.
+    # Some that generate have such names as well: ChatGLMModel, UltravoxModel.
     bare = bare and architecture not in {*native_architectures(), *VISION_FAMILIES}
     if bare or is_encoder(architecture) or files.pooling_type:
         return "embed"
@@ -130,8 +129,8 @@ def _default_convert(architecture: str, files: SentenceFiles) -> str | None:
 
 
 def _embedder(architecture: str, raw: dict[str, Any], files: SentenceFiles) -> PoolingModelConfig:
-    """Without sentence-transformers' files: CLS for encoders, LAST for decoders and encoders of
-    texts and pictures, normalised.
+    """Return the defaults without sentence-transformers' files: normalized; CLS for encoders,
+    LAST for decoders and for encoders of texts and pictures.
     """
     is_dual = architecture in DUAL_ENCODERS
     encoder = is_dual or is_encoder(architecture)
@@ -174,7 +173,7 @@ def _classifier(architecture: str, raw: dict[str, Any]) -> PoolingModelConfig:
 
 
 def _head_tokens(raw: dict[str, Any]) -> tuple[tuple[str, ...], bool]:
-    """`classifier_from_token`, and whether its two tokens make one label.
+    """Return `classifier_from_token`, and whether its two tokens form one label.
 
     vLLM's names: `method` is "from_2_way_softmax" or "no_post_processing", the default, except
     with `is_original_qwen3_reranker`.
@@ -201,7 +200,7 @@ def _head_tokens(raw: dict[str, Any]) -> tuple[tuple[str, ...], bool]:
 
 
 def _labels(raw: dict[str, Any]) -> tuple[str, ...]:
-    """Names by `id2label`; without it, `num_labels` (2 where that is left out too) made-up ones."""
+    """Return names from `id2label`; without it, `num_labels` (default 2) generated ones."""
     names = raw.get("id2label")
     if isinstance(names, dict) and names:
         try:
@@ -218,7 +217,9 @@ def _labels(raw: dict[str, Any]) -> tuple[str, ...]:
 
 
 def _activation(raw: dict[str, Any], num_labels: int) -> str:
-    """As in sentence-transformers' cross-encoders, else by `problem_type`, else by the labels."""
+    """Return the activation of sentence-transformers' cross-encoders, else the one for
+    `problem_type`, else the one for the number of labels.
+    """
     named = (raw.get("sentence_transformers") or {}).get("activation_fn") or raw.get(
         "sbert_ce_default_activation_function"
     )
@@ -241,7 +242,7 @@ def _activation(raw: dict[str, Any], num_labels: int) -> str:
 def _with_pooler_config(
     settings: PoolingModelConfig, overrides: dict[str, Any] | None
 ) -> PoolingModelConfig:
-    """The settings with what the operator's `pooler_config` changes."""
+    """Return the settings with the operator's `pooler_config` applied."""
     for key in overrides or {}:
         if key not in _POOLER_KEYS:
             raise ConfigError(
@@ -282,7 +283,7 @@ def _dimensions(settings: PoolingModelConfig, value: Any) -> int | None:
 
 
 def _refuse_bidirectional(raw: dict[str, Any]) -> None:
-    """Decoders that were trained to look both ways."""
+    """Raise `ModelLoadError` for decoders that were trained with bidirectional attention."""
     for name, causal in (("is_causal", True), ("use_bidirectional_attention", False)):
         if raw.get(name) is not None and raw[name] is not causal:
             raise ModelLoadError(

@@ -36,14 +36,14 @@ class DenseModule:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SentenceFiles:
-    """What the files say; everything is empty for a folder without them.
+    """The settings in the files; all are empty for a folder without them.
 
     Attributes:
         pooling_type: "CLS", "LAST" or "MEAN"; "" without modules.json.
-        normalize: the last module normalises.
-        dense: layers between the pooling and that.
+        normalize: whether the last module normalizes.
+        dense: dense layers between pooling and normalization.
         max_seq_length: longest prompt, or None.
-        prompt: put before every text that is embedded (`default_prompt_name`).
+        prompt: text put before everything that is embedded (`default_prompt_name`).
         similarity: of two vectors, as named in config_sentence_transformers.json.
     """
 
@@ -57,7 +57,7 @@ class SentenceFiles:
 
 
 def read_sentence_files(folder: Path) -> SentenceFiles:
-    """The files of a model folder. Raises `ModelLoadError` for what isn't supported, by name."""
+    """Read the files of a model folder. Raises `ModelLoadError` naming an unsupported module."""
     path = folder / "modules.json"
     if not path.is_file():
         return SentenceFiles()
@@ -105,7 +105,7 @@ def _modules(path: Path) -> list[dict[str, Any]]:
 def _with_settings(
     folder: Path, pooling_type: str, normalize: bool, dense: tuple[DenseModule, ...]
 ) -> SentenceFiles:
-    """Settings from sentence_bert_config.json and config_sentence_transformers.json."""
+    """Add settings from sentence_bert_config.json and config_sentence_transformers.json."""
     config_path = folder / "config_sentence_transformers.json"
     config = read_object(config_path)
     if config.get("truncate_dim") is not None:
@@ -126,7 +126,10 @@ def _with_settings(
 
 
 def _max_seq_length(folder: Path) -> int | None:
-    """Maximum prompt length in tokens. Since 5.4 it is in the tokenizer's settings, or huge."""
+    """Return the maximum prompt length in tokens; None if it isn't limited.
+
+    Since version 5.4 it is in the tokenizer's settings.
+    """
     path, name = folder / "sentence_bert_config.json", "max_seq_length"
     value = read_object(path).get(name)
     if value is None:
@@ -139,7 +142,7 @@ def _max_seq_length(folder: Path) -> int | None:
 
 
 def _inside(folder: Path, name: str, named_by: Path) -> Path:
-    """A module's folder, which must lie in the model's."""
+    """Return a module's folder, which must lie within the model's."""
     resolved = (folder / name).resolve()
     if resolved != folder.resolve() and folder.resolve() not in resolved.parents:
         raise ModelLoadError(f"{named_by} names a folder outside: {name!r}.", param="model")
