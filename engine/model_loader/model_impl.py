@@ -134,7 +134,9 @@ def refuse_rope_settings(spec: ModelSpec, config: EngineConfig) -> None:
 def reject_online_quantization(rounds: str | None, what: str) -> None:
     """Raise `ConfigError` for a kind of model whose weights can't be rounded while they load."""
     if rounds is not None:
-        raise ConfigError(f"quantization={rounds!r} isn't done for {what}.", param="quantization")
+        raise ConfigError(
+            f"quantization={rounds!r} is not supported for {what}.", param="quantization"
+        )
 
 
 def refuse_kv_scale_file(config: EngineConfig, what: str) -> None:
@@ -157,7 +159,7 @@ def reject_batch_invariance(config: EngineConfig, device: torch.device, what: st
     """Raise `ConfigError` on a GPU, where torch's order of summation depends on the batch size."""
     if config.batch_invariant and device != HOST:
         raise ConfigError(
-            f"batch_invariant isn't done for {what} on a GPU.", param="batch_invariant"
+            f"batch_invariant is not supported for {what} on a GPU.", param="batch_invariant"
         )
 
 
@@ -166,8 +168,8 @@ def check_online_quantization(rounds: str | None, ops: KernelSet) -> None:
     supported = (*ops.quantizations, *CODE_FORMATS)
     if rounds is not None and rounds not in supported:
         raise ConfigError(
-            f"quantization={rounds!r} isn't done by the {ops.name} kernels on "
-            f"{ops.device.type}, which do {', '.join(supported)}.",
+            f"quantization={rounds!r} is not supported by the {ops.name} kernels on "
+            f"{ops.device.type}, which support {', '.join(supported)}.",
             param="quantization",
         )
 

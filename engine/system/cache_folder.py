@@ -1,4 +1,4 @@
-"""`QUIRE_CACHE_DIR`: converted data that all processes of a host share."""
+"""The folder of `QUIRE_CACHE_DIR`, where all processes of a host share converted data."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from pathlib import Path
 
 
 def cache_dir() -> Path:
-    """`QUIRE_CACHE_DIR`, else `quire` in the user's cache."""
+    """Return `QUIRE_CACHE_DIR`, by default `quire` in the user's cache."""
     base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(os.environ.get("QUIRE_CACHE_DIR") or Path(base) / "quire")
 
 
 @contextmanager
 def cache_entry(destination: Path) -> Iterator[Path]:
-    """A path for a folder that becomes `destination`, which others may be making as well."""
+    """Yield a path for a folder that becomes `destination`; other processes may create it, too."""
     workplace = destination.with_name(f"{destination.name}.{uuid.uuid4().hex}")
     try:
         yield workplace

@@ -1,7 +1,7 @@
 """Scheduling, CPU quota and memory limits of this process.
 
-Of Linux's control groups, versions 1 and 2, a limit of any group on the path to the root counts;
-without a file that sets one there is no limit.
+Limits of Linux's control groups, versions 1 and 2, apply from every group on the path to the
+root. A group without a limit file has no limit.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from pathlib import Path
 
 log = logging.getLogger(__name__)
 
-#: Nanoseconds; the kernel takes 0.1 to 100 ms, and has 2.8 ms where nothing is asked for.
+#: Nanoseconds. The kernel accepts 0.1 to 100 ms; its default is 2.8 ms.
 SHORT_NS = 500_000
-#: The call's number, by machine; the C library has a function for it only since glibc 2.41.
+#: The system call's number by machine; glibc only has a function for it since 2.41.
 _SCHED_SETATTR = {"x86_64": 314, "aarch64": 274}
 #: struct sched_attr: size, policy, flags, nice, priority, runtime, deadline, period.
 _ATTR = struct.Struct("<IIQiIQQQ")
@@ -30,14 +30,14 @@ def request_short_time_slice(thread_id: int = 0) -> bool:
 
     An engine keeps every core busy, so a thread that wakes up (Redis, a gateway's event loop, the
     thread that writes a step's tokens) may wait for the running thread's time slice to end: 3.4 ms
-    at p90 next to three busy processes on two cores, 0.1 ms with short slices. Linux's EEVDF takes
-    them from 6.12 on, as `sched_runtime` of `sched_setattr(2)` for SCHED_OTHER: the thread gets no
-    more CPU time, but gets it sooner, and needs no privileges. Older kernels ignore it.
+    at p90 next to three busy processes on two cores, 0.1 ms with short slices. Linux's EEVDF
+    supports them from 6.12 on, as `sched_runtime` of `sched_setattr(2)` for SCHED_OTHER: the thread
+    gets no more CPU time, but gets it sooner, and needs no privileges. Older kernels ignore it.
 
     Args:
-        thread_id: of a process of the same user (its first thread); 0: the thread that calls.
+        thread_id: the thread, of a process of the same user; 0 for the calling thread.
 
-    Returns whether the kernel accepted it. A thread with another policy than SCHED_OTHER is left
+    Returns whether the kernel accepted it. Threads with a policy other than SCHED_OTHER are left
     unchanged.
     """
     number = _SCHED_SETATTR.get(platform.machine())
@@ -65,9 +65,9 @@ MEMBERSHIP = Path("/proc/self/cgroup")
 
 
 def available_cgroup_memory() -> int | None:
-    """Bytes until the tightest limit; file pages that can be dropped count as left. None: no limit.
+    """Return the bytes left below the tightest limit, or None if there is no limit.
 
-    Never below 0.
+    Reclaimable file pages count as available. The result is never negative.
     """
     remaining = [
         *(_remaining(group, "memory.max", "memory.current", "") for group in _groups("")),
@@ -81,7 +81,7 @@ def available_cgroup_memory() -> int | None:
 
 
 def cpu_quota() -> float | None:
-    """CPUs' worth of time that this process may use; None: no limit."""
+    """Return how many CPUs' time this process may use; None if there is no limit."""
     quotas = []
     for group in _groups(""):
         words = (_read(group / "cpu.max") or "max").split()
@@ -95,18 +95,18 @@ def cpu_quota() -> float | None:
 
 
 def num_usable_cpus(count: int) -> int:
-    """At most `count` CPUs, as many as the quota keeps busy, at least 1.
+    """Return the number of CPUs that the quota can keep busy: from 1 to `count`.
 
-    More threads than that are all stopped together when the quota of a period is spent.
+    With more threads, all of them are stopped whenever a period's quota is used up.
     """
     quota = cpu_quota()
     return count if quota is None else max(1, min(count, math.ceil(quota)))
 
 
 def _groups(controller: str) -> Iterator[Path]:
-    """Folders of this process's groups, its own first; "" stands for version 2.
+    """Return folders of this process's groups, its own first; "" stands for version 2.
 
-    In a container what `MEMBERSHIP` says may lie outside of what is mounted: then it's the root.
+    In a container the path in `MEMBERSHIP` may be outside the mounted tree: then it's the root.
     """
     mounted = ROOT / controller if controller else ROOT
     group = mounted
@@ -136,7 +136,7 @@ def _remaining(group: Path, limit_name: str, used_name: str, prefix: str) -> int
 
 
 def _read(path: Path) -> str | None:
-    """A file's text; None where there is no such file."""
+    """Return a file's text, or None if it doesn't exist."""
     try:
         with open(path, "rb", buffering=0) as file:
             return file.read().decode("ascii").strip()
@@ -145,12 +145,12 @@ def _read(path: Path) -> str | None:
 
 
 def _number(text: str | None) -> int | None:
-    """A whole number; None for "max", -1 and whatever else sets no limit."""
+    """Parse a whole number; None for "max", -1 and other values that mean no limit."""
     return int(text) if text is not None and text.isdigit() else None
 
 
 def total_memory() -> int:
-    """Bytes of this machine's memory, or of the tightest limit of cgroups."""
+    """Return the size in bytes of this machine's memory, or of the tightest cgroup limit."""
     installed = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     limits = [
         *(_number(_read(group / "memory.max")) for group in _groups("")),
@@ -160,7 +160,7 @@ def total_memory() -> int:
 
 
 def available_memory() -> int:
-    """Bytes that can be taken without swapping, by /proc/meminfo, and within cgroups' limits."""
+    """Return the bytes that are available without swapping and within the cgroups' limits."""
     free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     try:
         with open("/proc/meminfo", encoding="ascii") as file:

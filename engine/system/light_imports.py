@@ -1,21 +1,20 @@
-"""Imports without what a library would load only because it's installed."""
+"""Imports of libraries without optional dependencies that they load if installed."""
 
 import sys
 from importlib import import_module
 
 
 def import_blocking(name: str, *absent: str) -> None:
-    """Import a module as it's imported where others aren't installed.
+    """Import a module as if certain other modules weren't installed.
 
     Args:
-        name: the module. Nothing happens if it's loaded already.
-        absent: modules that it can do without, and that this process has no use for in it. One
-            that is loaded already is no reason to block it.
+        name: the module. Nothing happens if it is already loaded.
+        absent: optional dependencies to hide. Those that are already loaded aren't hidden.
     """
     if name in sys.modules:
         return
     blocked = [module for module in absent if module not in sys.modules]
-    for module in blocked:  # Python's own sign for: not to be found
+    for module in blocked:  # None in sys.modules makes an import fail
         sys.modules[module] = None  # type: ignore[assignment]
     try:
         import_module(name)
@@ -25,8 +24,8 @@ def import_blocking(name: str, *absent: str) -> None:
 
 
 def import_redis() -> None:
-    """redis-py without OpenTelemetry, which it would count its own commands with if it were asked.
+    """Import redis-py without OpenTelemetry, which it would only use for metrics of its own.
 
-    To load that takes a tenth of a process's start.
+    Loading OpenTelemetry takes a tenth of a process's start.
     """
     import_blocking("redis.asyncio", "opentelemetry")

@@ -1,4 +1,4 @@
-"""Clients of Redis; `RedisPipeline` is the one for thousands of commands per second."""
+"""Redis clients; `RedisPipeline` is the one for thousands of commands per second."""
 
 from __future__ import annotations
 
@@ -33,15 +33,15 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 logger = logging.getLogger(__name__)
 
 RedisArg = bytes | str | int | float
-#: Told a reply; raises nothing.
+#: Called with a reply; must not raise.
 OnReply = Callable[[Any], None]
 CONNECT_TIMEOUT_S = 5.0
-#: Commands that wait for replies; more are refused. A Redis that stands still must not fill memory.
+#: Maximum commands waiting for replies, so that a stalled Redis doesn't fill memory.
 MAX_PENDING = 100_000
 
 
-#: Answers of a Redis that is there and can't serve now; time, or its operator, mends that. redis-py
-#: cuts off some of these words and makes a class of them, and in a pipeline it puts its own first.
+#: Errors of a reachable Redis that can't serve at present, which time or its operator resolves.
+#: redis-py turns some of these codes into classes, and prefixes messages in a pipeline.
 _REFUSAL = re.compile(
     r"(?:^|caused error: )"
     r"(OOM|READONLY|MISCONF|LOADING|MASTERDOWN|NOREPLICAS|CLUSTERDOWN|TRYAGAIN|UNBLOCKED)\b"
@@ -50,8 +50,8 @@ _REFUSALS: dict[type[RedisError], str] = {OutOfMemoryError: "OOM", ReadOnlyError
 
 
 def error_code_of(error: RedisError) -> str | None:
-    """The word by which Redis said that it can't serve now ("OOM", "READONLY", "MISCONF" ...);
-    None for any other error.
+    """Return the code of an error that means Redis can't serve at present ("OOM", "READONLY",
+    "MISCONF" ...); None for any other error.
     """
     if word := _REFUSALS.get(type(error)):
         return word
@@ -66,14 +66,14 @@ def is_temporary(error: RedisError) -> bool:
     return error_code_of(error) is not None
 
 
-#: By what a server says that it is, or was just made, a replica.
+#: Errors of a server that is, or has just become, a replica.
 _OF_REPLICAS = frozenset({"READONLY", "MASTERDOWN", "UNBLOCKED"})
-#: One that lasted less isn't left for it: a Redis that stays read-only is asked often.
+#: A younger connection isn't replaced, so that a Redis that stays read-only isn't flooded.
 _LEAVE_AFTER_S = 0.5
 
 
 def is_demoted_primary(error: RedisError) -> bool:
-    """Whether the server was made a replica, so that its address may lead to another one by now."""
+    """Whether the server became a replica, so that its address may now lead to another server."""
     return error_code_of(error) in _OF_REPLICAS
 
 
@@ -82,16 +82,16 @@ class RedisPipeline:
 
     A redis-py command holds a pooled connection until its reply arrives, and costs an event loop
     about 0.1 ms. Here all commands share a connection: commands of one loop iteration leave in one
-    write, replies arrive in order, and a command costs a few microseconds. redis-py still opens the
+    write, replies arrive in order, and a command costs a few microseconds. redis-py opens the
     connection (TLS, users, databases); hiredis encodes and parses the protocol.
 
-    Nothing is sent twice: when the connection breaks, every command without a reply fails. A server
-    that reports that it is a replica gets no more commands: the next ones go to the server that
-    has its address by then.
+    No command is sent twice: when the connection breaks, every command without a reply fails. A
+    server that reports being a replica gets no more commands: later ones go to the server that
+    then has its address.
 
     Args:
         url: redis://, rediss:// or unix://, as redis-py reads it.
-        timeout_s: a reply that takes longer breaks the connection.
+        timeout_s: seconds without a reply after which the connection is closed.
 
     All methods are called on one event loop.
     """
@@ -105,13 +105,13 @@ class RedisPipeline:
         self._loop: asyncio.AbstractEventLoop | None = None
 
     def send(self, *words: RedisArg, hear: OnReply | None = None) -> asyncio.Future[Any]:
-        """Send a command in this turn of the loop; the future has its reply (RESP2, bytes).
+        """Send a command in this loop iteration; the future gets its reply (RESP2, bytes).
 
-        `hear` is called with the reply as it arrives, where whoever awaits the future goes on with
-        the loop's next turn, which may be long.
+        `hear` is called as soon as the reply arrives, whereas the awaiting task continues in the
+        next loop iteration, which may be long.
 
-        The future fails with `redis.RedisError`: `ResponseError` and `NoScriptError` are Redis's
-        own answers, `ConnectionError` and `TimeoutError` leave open whether it ran.
+        The future fails with `redis.RedisError`: `ResponseError` and `NoScriptError` come from
+        Redis; after `ConnectionError` and `TimeoutError` it is unknown whether the command ran.
         """
         loop = self._loop = self._loop or asyncio.get_running_loop()
         future: asyncio.Future[Any]
@@ -134,7 +134,7 @@ class RedisPipeline:
         return await self.send(*words)
 
     async def close(self) -> None:
-        """Close the connection. Commands that still wait fail."""
+        """Close the connection. Commands without a reply fail."""
         if self._connecting is not None:
             self._connecting.cancel()
             await asyncio.wait([self._connecting])
@@ -144,9 +144,9 @@ class RedisPipeline:
         self._fail_unsent(RedisConnectionError("The connection to Redis was closed."))
 
     def flush(self) -> None:
-        """Write now what was sent, and not at the end of this turn of the loop."""
+        """Write queued commands now instead of at the end of this loop iteration."""
         wire = self._wire
-        if wire is None:  # it broke meanwhile: what was not sent yet may go over the next one
+        if wire is None:  # it broke: commands that weren't written go over the next one
             if self._waiting and self._connecting is None:
                 self._connecting = asyncio.create_task(self._connect())
             return
@@ -173,20 +173,20 @@ class RedisPipeline:
 
 
 class _CallbackFuture(asyncio.Future[Any]):
-    """A future that calls `hear` with its result at once."""
+    """A future that calls `hear` with its result immediately."""
 
     def __init__(self, hear: OnReply, *, loop: asyncio.AbstractEventLoop) -> None:
         super().__init__(loop=loop)
         self._hear = hear
 
     def set_result(self, result: Any) -> None:
-        """The reply is here."""
+        """Set the reply as the result."""
         super().set_result(result)
         self._hear(result)
 
 
 class _RedisProtocol(asyncio.Protocol):
-    """A socket after the handshake: replies go to the futures in order."""
+    """A socket after the handshake; replies are assigned to the futures in order."""
 
     def __init__(self, timeout_s: float, on_lost: Any) -> None:
         self._timeout_s, self._on_lost = timeout_s, on_lost
@@ -202,12 +202,12 @@ class _RedisProtocol(asyncio.Protocol):
     def use(self, writer: asyncio.StreamWriter) -> None:
         """Take over a connected socket after its handshake."""
         transport: Any = writer.transport
-        self._writer = writer  # which would close the socket when it's collected
+        self._writer = writer  # kept: it closes the socket when it is garbage-collected
         self._transport = transport
         transport.set_protocol(self)
 
     def write(self, data: bytes, futures: Sequence[asyncio.Future[Any]]) -> None:
-        """Send commands; each future gets its reply."""
+        """Write commands; each future gets its reply."""
         self.pending.extend(futures)
         if self._transport is None or self._transport.is_closing():
             self.connection_lost(None)
@@ -217,7 +217,7 @@ class _RedisProtocol(asyncio.Protocol):
             self._schedule_check()
 
     def close(self) -> None:
-        """Close the socket, after what was written."""
+        """Close the socket after writing what is queued."""
         if self._transport is not None:
             self._transport.close()
         self._stop_watching()
@@ -231,7 +231,7 @@ class _RedisProtocol(asyncio.Protocol):
                 future = pending.popleft()
                 if isinstance(reply, RedisError) and is_demoted_primary(reply):
                     self._leave()
-                if future.done():  # cancelled meanwhile
+                if future.done():  # cancelled
                     continue
                 if isinstance(reply, RedisError):
                     future.set_exception(reply)
@@ -251,7 +251,7 @@ class _RedisProtocol(asyncio.Protocol):
         _fail(futures, reason)
 
     def _leave(self) -> None:
-        """Accept no more commands; the link reconnects for the next one."""
+        """Accept no more commands; the pipeline reconnects for the next one."""
         if not self._is_lost and self._loop.time() - self._connected_at > _LEAVE_AFTER_S:
             self._is_lost = True
             self._on_lost(self)
@@ -260,7 +260,7 @@ class _RedisProtocol(asyncio.Protocol):
         self._watch = self._loop.call_later(self._timeout_s, self._check_replies, self._answered)
 
     def _check_replies(self, answered: int) -> None:
-        """Between one and two `timeout_s` without any reply, while some are owed: give up."""
+        """Close after between one and two `timeout_s` without an expected reply."""
         self._watch = None
         if not self.pending:
             return
@@ -281,11 +281,11 @@ class _RedisProtocol(asyncio.Protocol):
 
 
 async def _open(url: str, timeout_s: float, on_lost: Any) -> _RedisProtocol:
-    """Connect and shake hands. Raises redis.RedisError, OSError."""
+    """Connect and do the handshake. Raises redis.RedisError, OSError."""
     arguments: dict[str, Any] = dict(parse_url(url))
     kind: type[AbstractConnection] = arguments.pop("connection_class", Connection)
     arguments |= {
-        "protocol": 2,  # RESP3 may push messages that no command asked for
+        "protocol": 2,  # RESP3 may push messages that don't belong to a command
         "socket_connect_timeout": CONNECT_TIMEOUT_S,
         "socket_timeout": CONNECT_TIMEOUT_S,
         "retry": Retry(NoBackoff(), 0),
@@ -295,7 +295,7 @@ async def _open(url: str, timeout_s: float, on_lost: Any) -> _RedisProtocol:
     writer = connection._writer
     if writer is None:
         raise RedisConnectionError("The connection to Redis closed while it was made.")
-    connection._reader = connection._writer = None  # it's ours now
+    connection._reader = connection._writer = None  # detached from redis-py's connection
     wire = _RedisProtocol(timeout_s, on_lost)
     wire.use(writer)
     return wire
@@ -313,19 +313,19 @@ def _fail(futures: Sequence[asyncio.Future[Any]], error: RedisError) -> None:
     for future in futures:
         if not future.done():
             future.set_exception(error)
-            future.exception()  # seen: a command that was posted may have nobody who waits
+            future.exception()  # retrieved: nothing may be awaiting a posted command
 
 
 TIMEOUT_S = 5.0
-#: A connection that ends without a sign is replaced within 5 s, the pause before included.
+#: A connection that ends silently is replaced within 5 s, including the pause before.
 REPLICA_TIMEOUT_S = 4.0
-#: Who asks, as `CLIENT SETINFO` says. Each connection would read it from redis-py's package anew: a
-#: millisecond that an event loop stands still.
+#: The library name for `CLIENT SETINFO`. redis-py would read it from its package's metadata for
+#: each connection, which blocks the event loop for a millisecond.
 _DRIVER = DriverInfo()
 
 
 class _FailoverConnection:
-    """Reconnects after the server became a replica: the address may lead to the new primary."""
+    """Reconnects after the server became a replica: its address may lead to the new primary."""
 
     _is_demoted = False
 
@@ -401,17 +401,19 @@ def _kinds(url: str) -> tuple[type[Any], type[Any]]:
 
 
 class FailoverConnectionPool(redis.ConnectionPool):
-    """For others who make pools of connections, such as Django's cache."""
+    """A connection pool for libraries that create their own, such as Django's cache."""
 
     @classmethod
     def from_url(cls, url: str, **options: Any) -> FailoverConnectionPool:
-        """As redis-py's."""
+        """Create a pool as redis-py does."""
         kind = _kinds(url)[0]
         return super().from_url(url, connection_class=kind, driver_info=_DRIVER, **options)
 
 
 def sync_client(url: str, *, timeout_s: float = TIMEOUT_S, block_s: float = 0.0) -> redis.Redis:
-    """A client for threads. `block_s`: its longest blocking read, on top of a reply's time."""
+    """Return a client for threads. `block_s` is its longest blocking read in seconds, in addition
+    to a reply's timeout.
+    """
     return redis.Redis.from_url(  # noqa: TID251
         url,
         connection_class=_kinds(url)[0],
@@ -422,10 +424,10 @@ def sync_client(url: str, *, timeout_s: float = TIMEOUT_S, block_s: float = 0.0)
 
 
 def replica_client(url: str, *, timeout_s: float = REPLICA_TIMEOUT_S) -> redis.Redis:
-    """A client for a replica's threads, whose blocking reads take less than `timeout_s`.
+    """Return a client for a replica's threads, whose blocking reads take less than `timeout_s`.
 
-    It repeats no command by itself: a lost reply may have held inbox entries, which the same
-    command wouldn't return again.
+    It doesn't retry commands: a lost reply may have contained inbox entries, which a repeated
+    command wouldn't return.
     """
     return redis.Redis.from_url(  # noqa: TID251
         url,
@@ -438,7 +440,7 @@ def replica_client(url: str, *, timeout_s: float = REPLICA_TIMEOUT_S) -> redis.R
 
 
 def async_client(url: str) -> AsyncRedis:
-    """A client for a few commands per second. It doesn't retry commands by itself."""
+    """Return a client for a few commands per second. It doesn't retry commands."""
     about: dict[str, Any] = dict(asynchronous.parse_url(url))
     about |= {"retry": Retry(NoBackoff(), 0), "connection_class": _kinds(url)[1]}
     about |= {"driver_info": _DRIVER}

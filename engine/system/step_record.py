@@ -1,8 +1,8 @@
-"""What a replica works on, kept where its supervisor can read it after the replica's death.
+"""A replica's current work, in memory that its supervisor can read after the replica's death.
 
-A replica that is killed says no more what it was at. So before each step it writes into memory
-that it shares with its supervisor whose requests the step holds: of a request that kills its
-replicas that tells those that merely ran beside it, and those that waited.
+A killed replica can't report what it was doing. So before each step it writes the ids of the
+step's requests to memory shared with its supervisor. When a request kills its replicas, this
+distinguishes it from requests that ran beside it or were waiting.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ import weakref
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple, Self
 
-#: The number of the file that a replica inherits.
+#: The environment variable with the file descriptor that a replica inherits.
 VARIABLE = "QUIRE_STEP_RECORD"
-#: Maximum bytes of a list of ids; a longer one is recorded as unknown.
+#: Maximum bytes of a list of ids; longer lists are recorded as unknown.
 MAX_IDS_BYTES = 1 << 18
 _HEAD, _LENGTH = 64, 4
 _UNKNOWN = 2 ** (8 * _LENGTH) - 1
@@ -27,7 +27,8 @@ _SIZE = _FAULT_START + _FAULT_BYTES
 class LastStep(NamedTuple):
     """The last step of a dead replica.
 
-    `request_ids`: requests of its running steps, or the one that it was admitting; None: unknown.
+    `request_ids` are the requests of its running steps, or the request that it was admitting; None
+    if unknown.
     """
 
     incarnation: str
@@ -35,19 +36,19 @@ class LastStep(NamedTuple):
 
 
 class SharedStepRecord:
-    """A supervisor's side: memory shared with a replica process, read after its death.
+    """The supervisor's side: memory shared with a replica process, read after its death.
 
     The memory is released with the last reference.
     """
 
     def __init__(self, fd: int) -> None:
         self.fd = fd
-        # The slot and the thread that watches the process both read it, whichever is first.
+        # Read by the slot and by the thread that watches the process, in either order.
         weakref.finalize(self, os.close, fd)
 
     @classmethod
     def create(cls) -> Self | None:
-        """New memory; None where the system has none that processes share (Linux does).
+        """Create the memory; None on systems without anonymous shared files (Linux has them).
 
         Raises OSError when there are too many open files.
         """
@@ -59,11 +60,11 @@ class SharedStepRecord:
 
     @property
     def environment(self) -> dict[str, str]:
-        """The environment that the replica must have; it must inherit `fd`, too."""
+        """Return the environment for the replica, which must inherit `fd` as well."""
         return {VARIABLE: str(self.fd)}
 
     def read(self) -> LastStep | None:
-        """The last record, or None."""
+        """Return the last record, or None."""
         head = os.pread(self.fd, _HEAD, 0)
         slot = head[0]
         if not slot:
@@ -77,23 +78,23 @@ class SharedStepRecord:
         return LastStep(head[1:].rstrip(b"\0").decode(), request_ids)
 
     def read_fault(self) -> str:
-        """Why the replica stopped by itself; "": it gave no reason."""
+        """Return the reason why the replica stopped by itself; "" if it recorded none."""
         text = os.pread(self.fd, _FAULT_BYTES, _FAULT_START).rstrip(b"\0")
         return text.decode(errors="ignore")
 
 
 class SharedStepWriter:
-    """A replica's side.
+    """The replica's side.
 
-    It writes to two slots in turn, and one byte names the valid one: a list is never read half
-    written.
+    It alternates between two slots, and one byte names the valid one, so that a partially written
+    list is never read.
 
     Attributes:
-        request_ids: the ids that were written last.
+        request_ids: the most recently written ids.
     """
 
     def __init__(self, incarnation: str, fd: int | None) -> None:
-        """`fd`: the shared memory; None without a supervisor."""
+        """`fd` is the shared memory's descriptor; None without a supervisor."""
         self.request_ids: list[str] = []
         self._memory = None if fd is None else mmap.mmap(fd, _SIZE)
         if self._memory is not None:
@@ -103,12 +104,12 @@ class SharedStepWriter:
 
     @classmethod
     def inherited(cls, incarnation: str, environment: Mapping[str, str] = os.environ) -> Self:
-        """Write to the memory that a supervisor has passed on, if any."""
+        """Return a writer to the memory inherited from a supervisor, if any."""
         number = environment.get(VARIABLE)
         return cls(incarnation, None if number is None else int(number))
 
     def write(self, request_ids: Sequence[str]) -> None:
-        """Record the requests that the process works on from now on."""
+        """Record the requests that the process is about to work on."""
         self.request_ids = list(request_ids)
         memory = self._memory
         if memory is None:
@@ -123,7 +124,7 @@ class SharedStepWriter:
         memory[0] = slot
 
     def write_fault(self, reason: str) -> None:
-        """Record why the process ends, such as a rank that it has lost."""
+        """Record why the process ends, such as a lost rank."""
         if self._memory is not None:
             text = reason.encode()[:_FAULT_BYTES]
             self._memory[_FAULT_START : _FAULT_START + len(text)] = text

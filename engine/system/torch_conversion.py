@@ -1,7 +1,7 @@
-"""PyTorch's files turned into safetensors, by a process of limited time and memory. Torch-free.
+"""Conversion of PyTorch's files to safetensors in a process of limited time and memory. Torch-free.
 
-Such a file is a pickle. The process reads tensors alone (`weights_only`); what a file does to it
-beyond that stays there.
+Such a file is a pickle. The process reads only tensors (`weights_only`), and whatever else a file
+might do affects only that process.
 """
 
 from __future__ import annotations
@@ -14,19 +14,18 @@ from pathlib import Path
 
 _PROGRAM = "engine.checkpoints.convert_torch"
 _ROOT = Path(__file__).resolve().parents[2]
-#: Seconds to start, with PyTorch; and bytes that even a slow disk reads and writes in one.
+#: Seconds to start, including PyTorch; and bytes per second that even a slow disk achieves.
 _START_S, _MIN_BYTES_PER_S = 120, 20_000_000
 
 
 class ConversionError(ValueError):
-    """A file can't be read as weights alone."""
+    """A file contains more than weights, or is invalid."""
 
 
 def convert_torch_files(files: Sequence[Path], folder: Path) -> None:
     """Write the tensors of PyTorch files into a folder, as safetensors files of up to 1 GiB.
 
-    Raises `ConversionError` for a file that isn't sound, `OSError` where the folder can't be
-    written.
+    Raises `ConversionError` for an invalid file, and `OSError` if the folder isn't writable.
     """
     folder.mkdir(parents=True, exist_ok=True)
     size = sum(file.stat().st_size for file in files)

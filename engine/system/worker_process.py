@@ -1,7 +1,7 @@
-"""`WorkerProcess`: a program that is asked over its pipes, and killed at a deadline.
+"""`WorkerProcess`: a program that serves requests over its pipes and is killed at a deadline.
 
-For work on what strangers send: it can take no more time than it is given, and its memory isn't
-this process's.
+It is for work on untrusted input: its time is limited, and its memory is separate from this
+process.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ _ROOT = Path(__file__).resolve().parents[2]
 
 
 def write_frame(stream: BinaryIO, payload: bytes) -> None:
-    """Write one frame. Raises OSError when the other side is gone."""
+    """Write one frame. Raises OSError if the other side has exited."""
     view = memoryview(_HEAD.pack(len(payload)) + payload)
     while view:
-        # An unbuffered pipe may take a part only.
+        # An unbuffered pipe may accept only a part.
         view = view[stream.write(view) :]
     stream.flush()
 
 
 def read_frame(stream: BinaryIO) -> bytes | None:
-    """The next frame; None at the stream's end. Raises ValueError for a frame over MAX_FRAME."""
+    """Read the next frame; None at the end. Raises ValueError for a frame larger than MAX_FRAME."""
     head = _read_exactly(stream, _HEAD.size)
     if head is None:
         return None
@@ -58,7 +58,7 @@ def _read_exactly(stream: BinaryIO, count: int) -> bytes | None:
 
 
 def open_worker_pipes() -> tuple[BinaryIO, BinaryIO]:
-    """Requests and answers of the program that runs here. What it prints goes to stderr, and it
+    """Return this program's streams of requests and answers. What it prints goes to stderr, and it
     dies with the process that started it (Linux's PR_SET_PDEATHSIG).
     """
     if sys.platform == "linux":
@@ -76,7 +76,7 @@ def limit_memory(more_bytes: int) -> None:
 
 
 def resident_bytes() -> int:
-    """Memory of this process."""
+    """Return the resident memory of this process in bytes."""
     return _statm(1)
 
 
@@ -94,7 +94,7 @@ class WorkerProcess:
         Args:
             command: a module for `python -m`, or a whole command line.
             name: for the log.
-            nice: how much it gives way to others.
+            nice: its niceness.
 
         Raises:
             OSError: it can't be started.
@@ -106,31 +106,31 @@ class WorkerProcess:
         path = os.pathsep.join(filter(None, (str(_ROOT), os.environ.get("PYTHONPATH"))))
         threads = {"OMP_NUM_THREADS": "1", "RAYON_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
         self._name = name
-        #: Whether it was killed at a deadline.
+        #: Whether it was killed because of a deadline.
         self.timed_out = False
         self._process = subprocess.Popen(
             command,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             env={**os.environ, **threads, "PYTHONPATH": path},
-            # A signal to the terminal isn't for the worker.
+            # A terminal's signals don't reach the worker.
             start_new_session=True,
         )
 
     @property
     def alive(self) -> bool:
-        """Whether it can be asked."""
+        """Whether it can take requests."""
         return self._process.poll() is None
 
     def request(self, frame: bytes, timeout_s: float) -> bytes | None:
-        """Its answer; None when it died or was killed at the deadline, and is gone."""
+        """Return its answer; None if it died or was killed at the deadline."""
         timer = threading.Timer(timeout_s, self._kill_late)
         timer.daemon = True
         timer.start()
         try:
             write_frame(_pipe(self._process.stdin), frame)
             answer = read_frame(_pipe(self._process.stdout))
-        except (OSError, ValueError) as error:  # ValueError: the rest of its answer isn't read
+        except (OSError, ValueError) as error:  # ValueError: the answer is too large to be read
             log.info("A %s is gone: %s", self._name, error)
             answer = None
         finally:
@@ -145,18 +145,18 @@ class WorkerProcess:
         self.kill()
 
     def kill(self) -> None:
-        """End it now; `close` collects it, in the thread that asks it."""
+        """Kill it; `close` reaps it in the requesting thread."""
         self._process.kill()
 
     def close(self) -> None:
-        """End it and collect what is left."""
+        """Kill and reap it, and close its pipes."""
         self._process.kill()
         self._process.wait()
         for pipe in (self._process.stdin, self._process.stdout):
             if pipe is not None:
                 try:
                     pipe.close()
-                except OSError as error:  # unsent bytes to a dead worker
+                except OSError as error:  # unsent bytes for a dead worker
                     log.debug("Closing the pipe of a %s: %s", self._name, error)
 
 
