@@ -27,7 +27,7 @@ MAX_BYTES = 5 * 1024**3
 
 
 def checked_pattern(pattern: str | None) -> str:
-    """The pattern of the files' names. Raises `InvalidRequest` for one that can't be."""
+    """Return the pattern of file names. Raises `InvalidRequest` for an invalid one."""
     pattern = pattern or PATTERN
     try:
         name = pattern.format(rank=0, part=0)
@@ -44,7 +44,7 @@ def checked_pattern(pattern: str | None) -> str:
 
 
 def read_sharded_state(folder: Path, pattern: str | None) -> WeightReader:
-    """The files of rank 0. Raises `ModelLoadError` where there are none."""
+    """Read the files of rank 0. Raises `ModelLoadError` if there are none."""
     files = sorted(folder.glob(checked_pattern(pattern).format(rank=0, part="*")))
     if not files:
         raise ModelLoadError(
@@ -61,9 +61,9 @@ def save_sharded_state(
     pattern: str | None = None,
     max_size: int | str | None = MAX_BYTES,
 ) -> list[Path]:
-    """Write tensors to a folder, files of at most `max_size` bytes (or of one tensor): the files.
+    """Write tensors to files of at most `max_size` bytes (or one tensor), and return the files.
 
-    Raises `InvalidRequest` for a folder or size that can't be.
+    Raises `InvalidRequest` for an invalid folder or size.
     """
     folder, pattern = Path(path), checked_pattern(pattern)
     try:
@@ -82,7 +82,7 @@ def save_sharded_state(
     size = 0
     addresses: set[int] = set()
     for name, tensor in tensors.items():
-        if tensor.data_ptr() in addresses:  # tied: safetensors has no names for one tensor
+        if tensor.data_ptr() in addresses:  # tied: in safetensors a tensor has one name
             tensor = tensor.clone()
         addresses.add(tensor.data_ptr())
         if part and size + tensor.nbytes > limit:
@@ -103,12 +103,12 @@ def _save(part: dict[str, Tensor], folder: Path, pattern: str, number: int) -> P
 _KEY_BYTES = 32
 
 
-#: Where a tensorizer file may be other than in a folder.
+#: Remote locations of tensorizer files.
 REMOTE_SCHEMES = ("s3://", "http://", "https://")
 
 
 def _open_remote(library: Any, uri: str, mode: str) -> Any:
-    """A stream of an object or a page, by the access that vLLM's variables name."""
+    """Open a stream of a remote file, with the credentials from vLLM's variables."""
     endpoint = os.environ.get("S3_ENDPOINT_URL")
     return library.stream_io.open_stream(
         uri,
@@ -123,14 +123,14 @@ def _open_remote(library: Any, uri: str, mode: str) -> Any:
 def read_tensorizer(
     uri: str, folder: Path, keyfile: str | None = None, num_readers: int | None = None
 ) -> TensorWeights:
-    """A file of CoreWeave's tensorizer, which must be installed.
+    """Read a file of CoreWeave's tensorizer, which must be installed.
 
     Args:
-        uri: a path, absolute or in the folder, or an address of `REMOTE_SCHEMES`. Tensors are
-            checked by their hashes, so that one that was cut off is refused.
-        keyfile: the file with the key that it was encrypted by. num_readers: threads that read.
+        uri: a path, absolute or in the folder, or a URL of `REMOTE_SCHEMES`. Tensors' hashes are
+        verified, so that a truncated file is refused.
+        keyfile: the file with the encryption key. num_readers: the number of reading threads.
 
-    Raises `ModelLoadError` without that package, and for a file that isn't sound.
+    Raises `ModelLoadError` if the package is missing, and for an invalid file.
     """
     library = _tensorizer()
     is_remote = uri.startswith(REMOTE_SCHEMES)
@@ -150,7 +150,7 @@ def read_tensorizer(
                 )
             )
             tensors = {str(name): source[name] for name in source.keys()}  # noqa: SIM118
-    except Exception as error:  # of a bad file the library raises many kinds
+    except Exception as error:  # the library raises many types for invalid files
         name = uri if is_remote else folder / uri
         raise ModelLoadError(
             f"{name} isn't a sound tensorizer file: {error}", param="model"
@@ -161,11 +161,11 @@ def read_tensorizer(
 def write_tensorizer(
     tensors: Mapping[str, Tensor], uri: str, keyfile: str | None, *, new_key: bool
 ) -> None:
-    """Write such a file, or object of a bucket; encrypted where a `keyfile` is named, by a new key
-    that goes there or by the one that it holds.
+    """Write a tensorizer file, or an object in a bucket. With a `keyfile` it is encrypted, with the
+    key in that file, or with a new one that is written to it.
 
-    Raises `ModelLoadError` without that package, for a key that is none and for a bucket that
-    can't be written, and `OSError`.
+    Raises `ModelLoadError` if the package is missing, the key is invalid or the bucket can't be
+    written, and `OSError`.
     """
     library, key = _tensorizer(), None
     if keyfile is not None:
@@ -178,7 +178,7 @@ def write_tensorizer(
             key = library.EncryptionParams(_key(keyfile))
     is_remote = uri.startswith(REMOTE_SCHEMES)
     if not is_remote:
-        Path(uri).touch()  # says what the library would only say as an error of its own
+        Path(uri).touch()  # raises OSError, where the library has errors of its own
     try:
         target = _open_remote(library, uri, "wb") if is_remote else uri
         serializer = library.TensorSerializer(target, encryption=key)
@@ -186,7 +186,7 @@ def write_tensorizer(
             serializer.write_state_dict(dict(tensors))
         finally:
             serializer.close()
-    except Exception as error:  # of a bucket there are many kinds
+    except Exception as error:  # the clients of buckets raise many types
         if not is_remote:
             raise
         raise ModelLoadError(f"{uri} can't be written: {error}", param="tensorizer_uri") from error
@@ -204,7 +204,7 @@ def _tensorizer() -> Any:
 
 
 def _key(keyfile: str) -> bytes:
-    """The 32 bytes of a key's file."""
+    """Return the 32 bytes of a key file."""
     try:
         key = Path(keyfile).read_bytes()
     except OSError as error:
@@ -225,11 +225,11 @@ def open_weights(
     device: torch.device,
     form: CheckpointFormat | None = None,
 ) -> DummyWeights | GGUFWeights | CTranslate2Weights | WeightReader:
-    """A model folder's weights, opened; random ones are made on `device`.
+    """Open a model folder's weights; dummy weights are created on `device`.
 
-    `form`: how they were quantised; None: they weren't.
+    `form` is their quantization format, or None.
 
-    Raises `ModelLoadError` for files that aren't sound.
+    Raises `ModelLoadError` for files that are invalid.
     """
     if config.load_format == "dummy":
         return DummyWeights(device=str(device))
@@ -245,18 +245,18 @@ def open_weights(
 
 
 def open_layers(folder: Path, config: EngineConfig, form: CheckpointFormat | None) -> WeightReader:
-    """The weights of a folder, whatever they are kept in.
+    """Open the weights of a folder in any format.
 
-    Raises `ModelLoadError` for files that aren't sound.
+    Raises `ModelLoadError` for files that are invalid.
     """
     weights = open_checkpoint(folder, config)
     return weights if form is None else QuantizedWeights(weights, form)
 
 
 def open_checkpoint(folder: Path, config: EngineConfig) -> WeightReader:
-    """The weights of a folder in the format that `load_format` names.
+    """Open the weights of a folder in the format that `load_format` names.
 
-    Raises `ModelLoadError` for files that aren't sound.
+    Raises `ModelLoadError` for files that are invalid.
     """
     extra = config.model_loader_extra_config or {}
     if config.load_format == "pt":

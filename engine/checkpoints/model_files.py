@@ -1,7 +1,6 @@
-"""A model from the hub: its files in the cache, with what is there already left out.
+"""Downloads of models from a hub into the cache, without the files that are already there.
 
-A download that was cut off goes on where it stopped: `huggingface_hub` keeps what came of each
-file, and asks for the rest.
+An interrupted download resumes: `huggingface_hub` keeps partial files and requests the rest.
 """
 
 from __future__ import annotations
@@ -21,17 +20,17 @@ from kernels.errors import CpuKernelsUnavailable
 
 log = logging.getLogger(__name__)
 
-#: Files of a folder that hold weights, in the formats that can be loaded.
+#: Patterns of weight files in the supported formats.
 WEIGHTS = ("*.safetensors", "*.bin", "*.pt", "*.pth", "*.gguf", "*.tensors", "*.npz")
 CONFIG = "config.json"
 _CHUNK_BYTES = 1 << 20
 
 
 def model_digest(model: Path) -> str:
-    """64 hex digits: of a folder's configuration and weights, or of one GGUF file.
+    """Return 64 hex digits that identify a folder's configuration and weights, or a GGUF file.
 
-    Files are read whole once; while their size and times stay, what was found is kept in the cache
-    folder, so a replica that starts again doesn't read them twice. Raises OSError.
+    Files are read completely once. While their sizes and times stay the same, the result is kept in
+    the cache folder, so that a restarted replica doesn't read them again. Raises OSError.
     """
     files = [model] if model.is_file() else _files(model)
     digest = hashlib.sha256()
@@ -69,7 +68,7 @@ def _file_digest(file: Path) -> str:
 def _cached_digest(name: str) -> Path | None:
     try:
         return cache_dir() / "digests" / name
-    except CpuKernelsUnavailable:  # a user without a home
+    except CpuKernelsUnavailable:  # the user has no home
         return None
 
 
@@ -83,15 +82,15 @@ def _store_digest(path: Path, digest: str) -> None:
         log.info("the digest of a model can't be kept: %s", error)
 
 
-#: Rotary parameters by layer type: the settings mean these layers.
+#: The layer types whose rotary parameters the settings change.
 _FULL = "full_attention"
 
 
 def apply_overrides(raw: dict[str, Any], config: EngineConfig) -> dict[str, Any]:
-    """`raw` with `hf_overrides`, then `rope_scaling` and `rope_theta`.
+    """Return `raw` with `hf_overrides`, then `rope_scaling` and `rope_theta` applied.
 
-    Where layers rotate in different ways, scaling and base are those of full attention; layers with
-    a window keep theirs.
+    If layer types have different rotary embeddings, `rope_scaling` and `rope_theta` change that of
+    full attention; layers with a window keep theirs.
     """
     raw = _merged(raw, config.hf_overrides or {})
     if config.rope_scaling is None and config.rope_theta is None:
@@ -99,7 +98,7 @@ def apply_overrides(raw: dict[str, Any], config: EngineConfig) -> dict[str, Any]
     rope_parameters = raw.get("rope_parameters") or {}
     nested = isinstance(rope_parameters.get(_FULL), dict)
     current = rope_parameters[_FULL] if nested else rope_parameters
-    # The older names, where that is how this config.json says it.
+    # The older names, if this config.json has those.
     base = current.get("rope_theta") or raw.get("rope_theta")
     scaling = dict(current)
     if config.rope_scaling is not None:
@@ -118,7 +117,7 @@ def apply_overrides(raw: dict[str, Any], config: EngineConfig) -> dict[str, Any]
 
 
 def _merged(raw: dict[str, Any], overrides: dict[str, Any]) -> dict[str, Any]:
-    """`overrides` put over `raw`; objects within are merged the same way."""
+    """Return `raw` with `overrides` applied; nested objects are merged likewise."""
     merged = dict(raw)
     for name, value in overrides.items():
         inner = merged.get(name)
@@ -129,7 +128,7 @@ def _merged(raw: dict[str, Any], overrides: dict[str, Any]) -> dict[str, Any]:
 
 
 def download(config: EngineConfig) -> Path:
-    """The folder of the hub's model that `config` names. Raises `ModelLoadError`."""
+    """Download the model that `config` names and return its folder. Raises `ModelLoadError`."""
     if uses_modelscope():
         report_load_phase(DOWNLOADING)
         return _download_from_modelscope(config)
@@ -157,7 +156,7 @@ def download(config: EngineConfig) -> Path:
             )
             total = sum(file.file_size or 0 for file in needed)
         except (LocalEntryNotFoundError, OSError):
-            total = 0  # no hub is in reach: what is in the cache will do, or the error comes below
+            total = 0  # the hub is unreachable: the cache suffices, or the error is raised below
         return Path(snapshot_download(**options, tqdm_class=_bar(total)))
     except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
         raise ModelLoadError(
@@ -166,7 +165,7 @@ def download(config: EngineConfig) -> Path:
 
 
 def _download_from_modelscope(config: EngineConfig) -> Path:
-    """The same from ModelScope; PyTorch's weights where there are no others."""
+    """Download from ModelScope; PyTorch's weights only if there are no others."""
     source = config.model, config.revision, config.download_dir
     folder = download_from_modelscope(*source, file_patterns(config, ["model.safetensors"]))
     files = [path.name for path in folder.iterdir()]
@@ -175,7 +174,7 @@ def _download_from_modelscope(config: EngineConfig) -> Path:
 
 
 def _bar(total: int) -> type[Any]:
-    """The hub's own bars, one of which counts all bytes that are on the disk."""
+    """Return a class for the hub's progress bars, one of which counts all bytes on the disk."""
     from huggingface_hub.utils import tqdm
 
     class ReportingBar(tqdm):

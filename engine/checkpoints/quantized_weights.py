@@ -1,4 +1,4 @@
-"""A checkpoint that was quantised beforehand, as weights like any other."""
+"""A quantized checkpoint through the same interface as any other."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ _CHECKED_AT_ONCE = 64
 
 
 class QuantizedWeights(WeightReader):
-    """`WeightReader` over another one, whose packed layers are there under their plain names.
+    """Wraps a `WeightReader` and presents its packed layers under their plain names.
 
-    Every packed layer's tensors are checked at once: `ModelLoadError` before any memory is taken.
+    Every packed layer's tensors are checked first: `ModelLoadError` before anything is allocated.
     """
 
     def __init__(self, inner: WeightReader, form: CheckpointFormat) -> None:
@@ -49,7 +49,7 @@ class QuantizedWeights(WeightReader):
         return self._module(name) is not None or name in self._inner
 
     def get(self, name: str, shape: tuple[int, ...]) -> Tensor:
-        """See `WeightReader.get`; a packed weight is float32."""
+        """See `WeightReader.get`; packed weights are returned as float32."""
         if self._module(name) is None:
             self._refuse_packed(name)
             return self._inner.get(name, shape)
@@ -72,7 +72,7 @@ class QuantizedWeights(WeightReader):
         return packed
 
     def _refuse_packed(self, name: str) -> None:
-        """Raise `ModelLoadError` for a tensor that the format should read, and can't."""
+        """Raise `ModelLoadError` for a tensor that belongs to the format but can't be read."""
         if name not in self._inner:
             why = f"isn't there, nor what {self.form.name} keeps of it"
         elif self._inner.stored_dtype(name) in FLOATS:
@@ -101,7 +101,7 @@ class QuantizedWeights(WeightReader):
         return name in self._packed
 
     def packed(self) -> Iterator[tuple[str, WeightSource]]:
-        """All packed layers and their weights."""
+        """Return all packed layers and their weights."""
         yield from self._packed.items()
 
     @property
@@ -153,10 +153,10 @@ class QuantizedWeights(WeightReader):
 def dequantized_tensors(
     folder: Path, form: CheckpointFormat, dtype: torch.dtype
 ) -> dict[str, Tensor]:
-    """All tensors of a checkpoint, those of packed layers dequantised into `dtype`.
+    """Return all tensors of a checkpoint, with packed layers dequantized to `dtype`.
 
-    Raises `ModelLoadError` for files that aren't sound, and for experts that are packed together,
-    whose plain names only the native decoder knows.
+    Raises `ModelLoadError` for invalid files, and for experts that are packed together, whose plain
+    names only the native decoder knows.
     """
     weights = QuantizedWeights(open_hub_folder(folder), form)
     tensors: dict[str, Tensor] = {}

@@ -23,7 +23,7 @@ from engine.system.host import available_memory
 
 @cache
 def _trim() -> Callable[[int], int] | None:
-    """glibc's malloc_trim; None where the C library is another one."""
+    """Return glibc's malloc_trim; None with other C libraries."""
     try:
         return ctypes.CDLL(None).malloc_trim
     except (OSError, AttributeError):
@@ -31,10 +31,10 @@ def _trim() -> Callable[[int], int] | None:
 
 
 def trim_heap() -> None:
-    """Give pages of freed memory back to the system.
+    """Return freed memory to the system.
 
-    glibc keeps what lies below anything that is still there: a load that takes some megabytes for a
-    while between small things that stay would end a quarter larger than its weights.
+    glibc keeps freed memory below a live allocation: a load with temporary buffers of megabytes
+    between small allocations that stay would end a quarter larger than its weights.
     """
     trim = _trim()
     if trim is not None:
@@ -42,7 +42,7 @@ def trim_heap() -> None:
 
 
 class PeriodicTrim:
-    """`trim_heap`, after every so many calls: each costs as much as reading one or two pieces."""
+    """Calls `trim_heap` once in many calls: it costs as much as reading one or two pieces."""
 
     EVERY = 32
 
@@ -50,23 +50,23 @@ class PeriodicTrim:
         self._calls = 0
 
     def __call__(self) -> None:
-        """A piece has been read."""
+        """Count a piece that was read."""
         self._calls += 1
         if self._calls % self.EVERY == 0:
             trim_heap()
 
 
 class MappedFile:
-    """Tensors of a file, at offsets in bytes.
+    """A memory-mapped file with tensors at byte offsets.
 
-    After `release` a tensor's pages are read from the disk anew, so it stays valid; but what was
-    written to it is gone: copy it first.
+    After `release` a tensor stays valid because its pages are read from the disk again, but data
+    written to it is lost.
     """
 
     def __init__(self, path: Path) -> None:
-        """Raises `ModelLoadError` when the file can't be mapped."""
-        # Writable, because torch has no other tensors; private, so that the file never changes; and
-        # the system sets no memory aside for copies of pages.
+        """Raises `ModelLoadError` if the file can't be mapped."""
+        # Writable, because torch has no read-only tensors; private, so that the file never changes;
+        # and without memory reserved for copies of pages.
         flags = mmap.MAP_PRIVATE | getattr(mmap, "MAP_NORESERVE", 0)
         try:
             with path.open("rb") as file:
@@ -79,7 +79,7 @@ class MappedFile:
         self.size = len(self._map)
 
     def tensor(self, offset: int, dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:
-        """Raises `ModelLoadError` unless the tensor lies within the file."""
+        """Return a tensor. Raises `ModelLoadError` unless it lies within the file."""
         count = math.prod(shape)
         size = count * dtype.itemsize
         if offset < 0 or count < 0 or offset + size > self.size:
@@ -97,16 +97,16 @@ class MappedFile:
 
     @property
     def buffer(self) -> mmap.mmap:
-        """The whole file; slices of it are copies."""
+        """The whole file; slices are copies."""
         return self._map
 
     def release(self) -> None:
-        """Give the pages that have been read back to the system."""
+        """Return the memory of pages that have been read to the system."""
         self._map.madvise(mmap.MADV_DONTNEED)
 
 
 class ReadProgress:
-    """Reports to observers of the load how many of the weights' bytes have been read."""
+    """Reports how many bytes of the weights have been read to observers."""
 
     def __init__(self, total: int) -> None:
         self._total, self._done = total, 0
@@ -114,7 +114,7 @@ class ReadProgress:
         report_load_phase(READING, 0, total)
 
     def add(self, name: str, size: int) -> None:
-        """A tensor is being read; twice counts once."""
+        """Count a tensor's bytes, once even if it is read repeatedly."""
         if name not in self._names:
             self._names.add(name)
             self._done += size
@@ -137,9 +137,9 @@ _DTYPES = {
     "F8_E5M2": torch.float8_e5m2,
     "F8_E8M0": torch.float8_e8m0fnu,
 }
-#: Eight bits mean nothing without their scales.
+#: Dtypes whose values mean nothing without scales.
 FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
-#: Files of weights that are read by another `load_format` alone.
+#: Weight files that need another `load_format`.
 _OTHER_FORMATS = {
     "model.tensors": "tensorizer",
     "model-rank-*-part-*.safetensors": "sharded_state",
@@ -147,9 +147,9 @@ _OTHER_FORMATS = {
     "*.pt": "pt",
     "*.pth": "pt",
 }
-#: Bytes of a file's name that systems take.
+#: Maximum bytes of a file name.
 _MAX_NAME_BYTES = 255
-#: Buffers that older checkpoints carry and that we compute ourselves.
+#: Buffers in older checkpoints, which the engine computes itself.
 _IGNORED_SUFFIXES = (
     ".rotary_emb.inv_freq", ".masked_bias", ".attn.bias", ".attention.bias",
     ".slope_rate", ".query_decay", ".key_decay", ".diagonal_decay",
@@ -157,10 +157,10 @@ _IGNORED_SUFFIXES = (
 
 
 class WeightReader:
-    """Tensors of a checkpoint by name.
+    """A checkpoint's tensors by name.
 
-    `safetensors` checks each file's header, its length, the offsets and the shapes, before we map
-    it ourselves, so that pages can be given back; its errors come out as `ModelLoadError`.
+    `safetensors` validates each file's header, length, offsets and shapes. Then the file is mapped
+    here, so that its memory can be released. Errors are raised as `ModelLoadError`.
     """
 
     def __init__(self, folder: str | Path, files: Iterable[Path] | None = None) -> None:
@@ -177,10 +177,10 @@ class WeightReader:
         return name in self._locations
 
     def get(self, name: str, shape: tuple[int, ...]) -> Tensor:
-        """One tensor, still in the checkpoint's dtype.
+        """Return a tensor in the checkpoint's dtype.
 
-        Raises `ModelLoadError` if it's absent or misshapen. The tensor is backed by the mapped
-        file: copy or convert it before keeping it.
+        Raises `ModelLoadError` if it is missing or has another shape. The tensor is backed by the
+        mapped file: copy or convert it before keeping it.
         """
         location = self._locations.get(name)
         if location is None:
@@ -205,7 +205,7 @@ class WeightReader:
         return file.tensor(entry["at"], dtype, shape)
 
     def _missing_tensor_error(self, name: str) -> ModelLoadError:
-        """Of a tensor that isn't there: what is there of its layer tells of quantised weights."""
+        """Return the error for a missing tensor, with a hint if its layer has quantized weights."""
         layer = name.removesuffix("weight")
         siblings = sorted(other for other in self._locations if other.startswith(layer))
         why = f"the checkpoint has no {name!r}"
@@ -217,13 +217,13 @@ class WeightReader:
         return ModelLoadError(f"{self.folder}: {why}.", param="model")
 
     def numbers(self, name: str) -> Tensor | None:
-        """A small tensor of any shape, float32; None if there is none of that name."""
+        """Return a small tensor of any shape as float32; None if it doesn't exist."""
         if name not in self._locations:
             return None
         return self.get(name, tuple(self._locations[name][1]["shape"])).float().clone()
 
     def matrix(self, name: str, shape: tuple[int, int]) -> WeightSource:
-        """A tensor of two dimensions, to be read some rows at a time. Raises as `get`."""
+        """Return a 2-dimensional tensor that is read some rows at a time. Raises as `get`."""
         return DenseSource(self.get(name, shape))
 
     @property
@@ -261,7 +261,7 @@ class WeightReader:
         return file.tensor(entry["at"], dtype, tuple(entry["shape"]))
 
     def mark_used(self, names: Iterable[str]) -> None:
-        """They have been read, or aren't needed."""
+        """Mark tensors as read or not needed."""
         self._read.update(names)
 
     def release(self) -> None:
@@ -270,18 +270,18 @@ class WeightReader:
             file.release()
 
     def unused_names(self) -> list[str]:
-        """Names of tensors that weren't read: config.json and weights may not belong together."""
+        """Return tensors that weren't read: config.json and weights may not belong together."""
         return self.drop_ignored(self._locations.keys() - self._read)
 
     @staticmethod
     def drop_ignored(names: Iterable[str]) -> list[str]:
-        """Those of the names that a model could need, in order."""
+        """Return, in order, the names without those that no model needs."""
         return sorted(name for name in names if not name.endswith(_IGNORED_SUFFIXES))
 
     def tensors(self) -> Mapping[str, Tensor]:
-        """All tensors by name, as they are kept, backed by the files.
+        """Return all tensors by name in their stored dtypes, backed by the files.
 
-        Raises `ModelLoadError` for one in a dtype that isn't known.
+        Raises `ModelLoadError` for an unknown dtype.
         """
         tensors = {}
         for name, (file, entry) in self._locations.items():
@@ -292,13 +292,13 @@ class WeightReader:
         return tensors
 
     def close(self) -> None:
-        """Let the files go; tensors that are still held keep theirs."""
+        """Close the files; tensors that are still referenced keep theirs mapped."""
         self._locations.clear()
         self._files.clear()
 
     def add_folder(self, folder: Path, prefix: str) -> None:
-        """Add another folder's tensors, with `prefix` before their names, but those that are here
-        already. Raises `ModelLoadError` for files that aren't sound.
+        """Add another folder's tensors with `prefix` before their names, except those that already
+        exist. Raises `ModelLoadError` for invalid files.
         """
         names = set(self._locations)
         for path in _shards(folder):
@@ -332,7 +332,7 @@ class WeightReader:
 
 
 def is_lfs_pointer(path: Path) -> bool:
-    """Whether a file is the text that git keeps in place of a large file."""
+    """Whether a file is a Git LFS pointer instead of the content."""
     begin = b"version https://git-lfs."
     try:
         with path.open("rb") as file:
@@ -342,13 +342,13 @@ def is_lfs_pointer(path: Path) -> bool:
 
 
 def _size(entry: Mapping[str, Any]) -> int:
-    """Bytes of a tensor, by its header."""
+    """Return a tensor's size in bytes from its header."""
     first, last = entry["data_offsets"]
     return int(last) - int(first)
 
 
 def unscaled(where: object, name: str, dtype: object) -> ModelLoadError:
-    """Of integers, or floats of 8 bits, that nothing says the meaning of."""
+    """Return the error for integers or 8-bit floats without scales."""
     return ModelLoadError(
         f"{where}: {name!r} is kept as {dtype}, and no quantization_config of config.json says how "
         "it was quantised.",
@@ -357,10 +357,10 @@ def unscaled(where: object, name: str, dtype: object) -> ModelLoadError:
 
 
 def check_dummy_size(architecture: str, sizes: Mapping[str, int], num_bytes: int) -> None:
-    """Raise `BadModelConfig` for random weights that memory can't hold: no checkpoint bounds them.
+    """Raise `BadModelConfig` for dummy weights that don't fit into memory.
 
     Args:
-        sizes: of config.json, that they follow from.
+        sizes: the sizes in config.json that determine them.
     """
     available = available_memory()
     if num_bytes > available:
@@ -374,7 +374,7 @@ def check_dummy_size(architecture: str, sizes: Mapping[str, int], num_bytes: int
 
 
 class DummyWeights:
-    """Random weights of the requested shapes (`load_format="dummy"`): for profiling."""
+    """Random weights of the requested shapes for profiling (`load_format="dummy"`)."""
 
     def __init__(
         self, names_absent: frozenset[str] = frozenset(), seed: int = 0, device: str = "cpu"
@@ -386,7 +386,7 @@ class DummyWeights:
         return name not in self._absent
 
     def get(self, name: str, shape: tuple[int, ...]) -> Tensor:
-        """A random tensor, small enough that activations stay finite; norms are 1, biases 0."""
+        """Return random values so small that activations stay finite; norms are 1, biases 0."""
         if len(shape) == 1:
             return torch.ones(shape) if name.endswith(".weight") else torch.zeros(shape)
         scale = 1.0 / math.sqrt(shape[-1])
@@ -400,7 +400,7 @@ class DummyWeights:
         """Do nothing: there is nothing to release."""
 
     def unused_names(self) -> list[str]:
-        """Nothing is ever left over."""
+        """Return nothing: no tensor is left over."""
         return []
 
     def close(self) -> None:
@@ -408,7 +408,7 @@ class DummyWeights:
 
 
 def _shards(folder: Path) -> list[Path]:
-    """The checkpoint's files. An index that names a file outside the folder is refused."""
+    """Return the checkpoint's files. Raises `ModelLoadError` for one outside the folder."""
     index = folder / INDEX_NAME
     if not index.exists():
         single = folder / "model.safetensors"
@@ -423,12 +423,12 @@ def _shards(folder: Path) -> list[Path]:
 
 
 def has_safetensors(folder: Path) -> bool:
-    """Whether a folder holds weights under the names that `WeightReader` reads."""
+    """Whether a folder has weights under the names that `WeightReader` reads."""
     return (folder / INDEX_NAME).exists() or (folder / "model.safetensors").is_file()
 
 
 def _other_format_hint(folder: Path) -> str:
-    """Advice about weights in another format, if a folder has some."""
+    """Return advice if a folder has weights in another format."""
     for pattern, load_format in _OTHER_FORMATS.items():
         for path in sorted(folder.glob(pattern)):
             return f" For {path.name} give --load-format {load_format}."
@@ -436,7 +436,7 @@ def _other_format_hint(folder: Path) -> str:
 
 
 def shards_of_index(index: Path) -> list[Path]:
-    """The files that an index names. Raises `ModelLoadError` for one outside its folder."""
+    """Return the files that an index names. Raises `ModelLoadError` for one outside its folder."""
     folder = index.parent
     try:
         mapping = json.loads(index.read_text(encoding="utf-8"))["weight_map"]

@@ -1,6 +1,6 @@
-"""Checkpoints in other formats than safetensors: PyTorch's files and their numpy cache.
+"""Checkpoints in PyTorch's format, and vLLM's numpy cache of these.
 
-Nothing here unpickles: PyTorch's files are converted by another process, numpy reads none.
+Nothing is unpickled here: another process converts PyTorch's files, and numpy's are read without.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ log = logging.getLogger(__name__)
 SAFE = "*.safetensors"
 PT_INDEX = "pytorch_model.bin.index.json"
 PT_MODEL = "pytorch_model*.bin"
-#: Files of a training run, next to the weights.
+#: Files of a training run beside the weights.
 _NO_WEIGHTS = ("training_args", "optimizer", "scheduler", "rng_state", "consolidated")
 NP_FOLDER, NP_NAMES = "np", "weight_names.json"
 
 
 class TensorWeights(WeightReader):
-    """Tensors that are held by name already."""
+    """Tensors in memory by name."""
 
     def __init__(self, folder: str | Path, tensors: Mapping[str, Tensor]) -> None:
         self.folder = Path(folder)
@@ -100,23 +100,23 @@ class TensorWeights(WeightReader):
         return self.drop_ignored(self._tensors.keys() - self._read)
 
     def close(self) -> None:
-        """Let the tensors go."""
+        """Release the tensors."""
         self._tensors.clear()
 
 
 def read_pt(folder: Path) -> WeightReader:
-    """PyTorch's files of a folder, of tensors alone: no code in them is run.
+    """Read the PyTorch files of a folder without running code in them.
 
-    Raises `ModelLoadError` for a folder without such files, and for one that holds anything but
-    tensors by name.
+    Raises `ModelLoadError` if there are none, or if they contain anything but tensors by name.
     """
     return WeightReader(folder, converted_files(_pt_files(folder)))
 
 
 def converted_files(files: Sequence[Path]) -> list[Path]:
-    """The tensors of PyTorch's files as safetensors in the cache, written when the files change.
+    """Return safetensors files in the cache with the tensors of PyTorch's files.
 
-    Raises `ModelLoadError` for a file that isn't sound and where the cache can't be written.
+    They are written when the files have changed. Raises `ModelLoadError` for an invalid file, or if
+    the cache can't be written.
     """
     identity = "\n".join(f"{file.resolve()}:{_state(file)}" for file in files)
     name = hashlib.sha256(identity.encode()).hexdigest()[:32]
@@ -134,8 +134,8 @@ def converted_files(files: Sequence[Path]) -> list[Path]:
                 f"{error.strerror or error}.",
                 param="model",
             ) from error
-    with suppress(OSError):  # of a cache that may only be read
-        os.utime(target)  # the time of the last load, for `prune_cache`
+    with suppress(OSError):  # the cache may be read-only
+        os.utime(target)  # records the last load for `prune_cache`
     return sorted(target.glob(SAFE))
 
 
@@ -145,15 +145,15 @@ def _state(file: Path) -> str:
 
 
 def open_hub_folder(folder: Path) -> WeightReader:
-    """A folder's safetensors; without any its `pytorch_model*.bin`.
+    """Open a folder's safetensors, or its `pytorch_model*.bin` if there are none.
 
-    Raises `ModelLoadError` for files that aren't sound.
+    Raises `ModelLoadError` for files that are invalid.
     """
     return read_pt(folder) if lacks_safetensors(folder) else WeightReader(folder)
 
 
 def lacks_safetensors(folder: Path) -> bool:
-    """Whether PyTorch's files, as transformers named them, are all the weights of a folder."""
+    """Whether a folder's only weights are PyTorch files under transformers' names."""
     return not has_safetensors(folder) and (
         (folder / PT_INDEX).exists() or any(folder.glob(PT_MODEL))
     )
@@ -177,11 +177,11 @@ def _pt_files(folder: Path) -> list[Path]:
 
 
 def read_npcache(folder: Path) -> TensorWeights:
-    """The numpy files that stand for a folder's PyTorch files in its subfolder `np`; made anew when
-    those have changed.
+    """Read numpy copies of a folder's PyTorch files from its subfolder `np`.
 
-    Raises `ModelLoadError` as `read_pt` does, for a cache that isn't sound, and where none can be
-    written.
+    They are written again when those files have changed.
+
+    Raises `ModelLoadError` as `read_pt` does, for an invalid cache, or if none can be written.
     """
     cache = folder / NP_FOLDER
     sources = {
@@ -207,11 +207,11 @@ def _write_npcache(folder: Path, cache: Path, sources: dict[str, Any]) -> dict[s
     entries: dict[str, Any] = {}
     try:
         cache.mkdir(exist_ok=True)
-        (cache / NP_NAMES).unlink(missing_ok=True)  # half a cache is none
+        (cache / NP_NAMES).unlink(missing_ok=True)  # an incomplete cache is not used
         for number, (name, tensor) in enumerate(read_pt(folder).tensors().items()):
             file = f"{number:05}.npy"
             values = tensor.contiguous()
-            if values.dtype == torch.bfloat16:  # which numpy doesn't know
+            if values.dtype == torch.bfloat16:  # numpy has no bfloat16
                 values = values.view(torch.int16)
             np.save(cache / file, values.numpy(), allow_pickle=False)
             entries[name] = {"file": file, "dtype": str(tensor.dtype).removeprefix("torch.")}

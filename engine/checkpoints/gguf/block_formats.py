@@ -1,4 +1,4 @@
-"""What the bytes of quantised blocks stand for.
+"""Decoders for the blocks of quantized tensors.
 
 Each type is read as integers with a scale for `group` neighbours: weight = scale * value - minimum.
 The layouts are ggml's (ggml-common.h and ggml-quants.c of llama.cpp, whose facts these are).
@@ -18,13 +18,13 @@ from kernels.linear_factory import IntegerFormat
 
 
 class Blocks(NamedTuple):
-    """Rows of blocks, read.
+    """Decoded rows.
 
     Attributes:
         values: int8 [n, K], signed around `zero`.
         scales: float32 [n, K / group].
         minima: the same, or None.
-        zero: what is taken from a value before it is scaled.
+        zero: subtracted from a value before it is scaled.
     """
 
     values: Tensor
@@ -33,7 +33,7 @@ class Blocks(NamedTuple):
     zero: int = 0
 
     def floats(self) -> Tensor:
-        """float32 [n, K]."""
+        """Return the weights, float32 [n, K]."""
         rows, groups = self.scales.shape
         grouped = self.values.view(rows, groups, -1).float()
         result = (grouped - self.zero) * self.scales[..., None]
@@ -42,7 +42,7 @@ class Blocks(NamedTuple):
         return result.flatten(1)
 
     def integers(self) -> IntegerRows:
-        """As the kernels take them."""
+        """Return the rows in the kernels' form."""
         return IntegerRows(self.values, self.scales, self.minima)
 
 
@@ -52,18 +52,18 @@ def _half(raw: Tensor, offset: int) -> Tensor:
 
 
 def _nibbles(packed: Tensor) -> tuple[Tensor, Tensor]:
-    """The low halves and the high halves of bytes."""
+    """Return the low and the high nibbles of bytes."""
     return packed & 15, packed >> 4
 
 
 def _bits(packed: Tensor) -> Tensor:
-    """The bits of bytes, the lowest of each first."""
+    """Return the bits of bytes, lowest first."""
     shifts = torch.arange(8, dtype=torch.uint8)
     return ((packed[..., None] >> shifts) & 1).flatten(-2)
 
 
 def _quarters(packed: Tensor) -> Tensor:
-    """Pairs of bits: of each 32 bytes first the lowest pairs, then those above them, and so on."""
+    """Return pairs of bits: for each 32 bytes first the lowest pairs, then the next higher ones."""
     shifts = torch.tensor([0, 2, 4, 6], dtype=torch.uint8)[:, None]
     runs = packed.unflatten(-1, (-1, 1, 32))
     return ((runs >> shifts) & 3).flatten(-3)
@@ -76,7 +76,7 @@ def _rows(values: Tensor) -> Tensor:
 
 def _q8_0(raw: Tensor) -> Blocks:
     values = raw[..., 2:].contiguous().view(torch.int8).flatten(1)
-    # Its quantiser never writes -128, which the kernels haven't got.
+    # ggml's quantizer never writes -128, which the kernels don't support.
     return Blocks(values.clamp(min=-127), _half(raw, 0))
 
 
@@ -90,7 +90,7 @@ def _q4_1(raw: Tensor) -> Blocks:
 
 
 def _q5_0(raw: Tensor) -> Blocks:
-    """The fifth bits of the 32 values lie in four bytes before the others."""
+    """The fifth bits of the 32 values precede the nibbles, in four bytes."""
     values = torch.cat(_nibbles(raw[..., 6:]), -1) | _bits(raw[..., 2:6]) << 4
     return Blocks(_rows(values) - 16, _half(raw, 0))
 
@@ -102,14 +102,14 @@ def _q5_1(raw: Tensor) -> Blocks:
 
 
 def _q2_k(raw: Tensor) -> Blocks:
-    """Two bits in groups of 16, each with four bits of scale and four of minimum."""
+    """Two bits, in groups of 16 with a four-bit scale and a four-bit minimum each."""
     low, high = (part.float() for part in _nibbles(raw[..., :16]))
     scales, minima = low * _half(raw, 80)[..., None], high * _half(raw, 82)[..., None]
     return Blocks(_rows(_quarters(raw[..., 16:80])), scales.flatten(1), minima.flatten(1))
 
 
 def _q3_k(raw: Tensor) -> Blocks:
-    """Two bits below and one above, where 0 means minus 4; groups of 16 with six bits of scale."""
+    """Two low bits and a high bit (0 subtracts 4); groups of 16 with six-bit scales."""
     bits = torch.arange(8, dtype=torch.uint8)[:, None]
     third = ((raw[..., None, :32] >> bits) & 1).flatten(-2)
     values = _quarters(raw[..., 32:96]) | third << 2
@@ -117,12 +117,12 @@ def _q3_k(raw: Tensor) -> Blocks:
     shifts = torch.tensor([0, 2, 4, 6], dtype=torch.uint8)[:, None]
     high = ((raw[..., None, 104:108] >> shifts) & 3).flatten(-2)
     scales = ((low | high << 4).float() - 32) * _half(raw, 108)[..., None]
-    # From -4 to 3: as the kernels' four bits, which count from -8.
+    # From -4 to 3; the kernels' four bits start at -8.
     return Blocks(_rows(values + 4), scales.flatten(1), zero=8)
 
 
 def _k_scales(raw: Tensor) -> tuple[Tensor, Tensor]:
-    """Scales and minima of Q4_K and Q5_K, float32 [n, 8 blocks]: six bits each, in 12 bytes."""
+    """Return Q4_K's and Q5_K's scales and minima, float32 [n, 8 blocks]; six bits each."""
     packed = raw[..., 4:16]
     low, mid, high = packed[..., :4], packed[..., 4:8], packed[..., 8:]
     scales = torch.cat((low & 63, high & 15 | low >> 6 << 4), -1).float()
@@ -132,7 +132,7 @@ def _k_scales(raw: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _q4_k(raw: Tensor) -> Blocks:
-    """Runs of 64 values, of which 32 bytes hold the first half low and the second half high."""
+    """Runs of 64 values in 32 bytes: the first half in low nibbles, the second in high ones."""
     runs = raw[..., 16:].unflatten(-1, (4, 32))
     return Blocks(_rows(torch.stack(_nibbles(runs), -2)), *_k_scales(raw))
 
@@ -159,14 +159,16 @@ def _q6_k(raw: Tensor) -> Blocks:
 _IQ4 = torch.tensor(
     [-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], dtype=torch.int8
 )
-"""What the nibbles of IQ4 stand for."""
+"""The values of IQ4's nibbles."""
 _E2M1 = torch.tensor([0, 1, 2, 3, 4, 6, 8, 12], dtype=torch.int8)
 _FP4 = torch.cat((_E2M1, -_E2M1))
-"""Twice the values of MXFP4's nibbles."""
+"""The values of MXFP4's nibbles, times 2."""
 
 
 def _looked_up(table: Tensor, packed: Tensor) -> Tensor:
-    """int8 [n, K]: bytes hold a group's first half low and its second half high."""
+    """Return int8 [n, K] from a table: bytes hold a group's first half in low nibbles, its second
+    half in high ones.
+    """
     return table[torch.cat(_nibbles(packed), -1).flatten(1).long()]
 
 
@@ -175,7 +177,7 @@ def _iq4_nl(raw: Tensor) -> Blocks:
 
 
 def _iq4_xs(raw: Tensor) -> Blocks:
-    """Eight groups of 32, whose scales have four low bits in one place and two in another."""
+    """Eight groups of 32, whose six-bit scales are split into four low and two high bits."""
     shifts = torch.tensor([0, 2, 4, 6], dtype=torch.uint8)
     high = ((raw[..., 2:4, None] >> shifts) & 3).flatten(-2)
     low = torch.stack(_nibbles(raw[..., 4:8]), -1).flatten(-2)
@@ -184,7 +186,7 @@ def _iq4_xs(raw: Tensor) -> Blocks:
 
 
 def _mxfp4(raw: Tensor) -> Blocks:
-    """A block's scale is a power of two, given by its exponent."""
+    """A block's scale is a power of two, stored as its exponent."""
     scales = torch.pow(2.0, raw[..., 0].float() - 128)
     return Blocks(_looked_up(_FP4, raw[..., 1:]), scales)
 
@@ -204,7 +206,7 @@ READERS: dict[int, Callable[[Tensor], Blocks]] = {
     types.IQ4_XS: _iq4_xs,
     types.MXFP4: _mxfp4,
 }
-"""uint8 [n, blocks, bytes of a block] -> what it says."""
+"""Decodes uint8 [n, blocks, bytes of a block]."""
 
 FORMATS: dict[int, IntegerFormat] = {
     types.Q8_0: IntegerFormat(8, 32),
@@ -219,4 +221,4 @@ FORMATS: dict[int, IntegerFormat] = {
     types.Q4_1: IntegerFormat(4, 32, with_minima=True),
     types.Q4_K: IntegerFormat(4, 32, with_minima=True),
 }
-"""Formats of the kernels that hold a type as it is, but for scales rounded to float16."""
+"""The kernels' formats that represent a type exactly, except for scales rounded to float16."""

@@ -1,4 +1,4 @@
-"""A GGUF file's metadata as the config.json that `transformers` would have. Torch-free."""
+"""A GGUF file's metadata converted to config.json. Torch-free."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from engine.checkpoints.gguf import file as types
 from engine.checkpoints.gguf.file import Header, Metadata, heads_of
 from engine.contract.errors import ModelLoadError
 
-# -- What config.json says of some families beside what all have. Torch-free.
+# -- Fields of config.json that only some families have.
 
 
 Fields = dict[str, Any]
 log = logging.getLogger(__name__)
-#: What converters write for a context of any length, and what Granite 4 was trained for.
+#: What converters write for an unlimited context, and the length that Granite 4 was trained for.
 _ANY_CONTEXT, _GRANITE_CONTEXT = 1 << 20, 1 << 17
 
 
 def experts(values: Metadata) -> Fields:
-    """Of families with a mixture of experts. A llama with experts is a Mixtral."""
+    """Return the fields of a mixture of experts. A Llama with experts is a Mixtral."""
     name = values.architecture
     if not values.optional("expert_count"):
         if any(name.endswith("_exps.weight") for name in values.header.tensors):
@@ -46,18 +46,18 @@ def experts(values: Metadata) -> Fields:
 
 
 def family_fields(values: Metadata, head_dim: int) -> Fields:
-    """What goes over what is usual. Raises `ModelLoadError` for what isn't supported."""
+    """Return a family's special fields. Raises `ModelLoadError` for unsupported values."""
     more = _MORE.get(values.architecture)
     return {} if more is None else more(values, head_dim)
 
 
 def _window(values: Metadata, head_dim: int) -> Fields:
-    """Phi-3, gpt-oss: which layers have it, the architecture knows."""
+    """Phi-3, gpt-oss: the architecture determines which layers have a window."""
     return {"sliding_window": values.optional("attention.sliding_window")}
 
 
 def _gemma2(values: Metadata, head_dim: int) -> Fields:
-    """Their largest models scale by another number, which llama.cpp knows by their depth."""
+    """The largest models have another scale, which llama.cpp derives from their depth."""
     depth = values.count("block_count")
     scalar = {("gemma2", 46): 144, ("gemma3", 62): 168}.get((values.architecture, depth), head_dim)
     return {
@@ -69,7 +69,7 @@ def _gemma2(values: Metadata, head_dim: int) -> Fields:
 
 
 def _olmo2(values: Metadata, head_dim: int) -> Fields:
-    """With windows it's an OLMo 3."""
+    """With sliding windows it is an OLMo 3."""
     window = values.optional("attention.sliding_window")
     if window is None:
         return {}
@@ -94,7 +94,7 @@ def _granite(values: Metadata, head_dim: int) -> Fields:
 
 
 def _granite_moe(values: Metadata, head_dim: int) -> Fields:
-    """With an MLP beside the experts it's a Granite 4 all of whose layers attend."""
+    """With an MLP beside the experts it is a Granite 4 with attention in all layers."""
     fields = _granite(values, head_dim)
     if not values.has("blk.0.ffn_up_shexp.weight"):
         return fields
@@ -108,7 +108,7 @@ def _granite_moe(values: Metadata, head_dim: int) -> Fields:
 
 
 def _granite_hybrid(values: Metadata, head_dim: int) -> Fields:
-    """Granite 4. Without experts the MLP is what its checkpoints call the shared one."""
+    """Granite 4. Without experts its checkpoints call the MLP the shared one."""
     layers, hidden = values.count("block_count"), values.count("embedding_length")
     heads, inner = values.count("ssm.time_step_rank"), values.count("ssm.inner_size")
     shared = "blk.0.ffn_up_shexp.weight"
@@ -138,7 +138,7 @@ def _granite_hybrid(values: Metadata, head_dim: int) -> Fields:
 
 
 def _granite_context(values: Metadata, rotated: bool) -> int:
-    """Converters write 2^20 for any length where nothing is rotated."""
+    """Without rotary embedding converters write 2^20 for an unlimited context."""
     context_length = values.count("context_length")
     if rotated or context_length != _ANY_CONTEXT:
         return context_length
@@ -173,7 +173,7 @@ def _qwen3_next(values: Metadata, head_dim: int) -> Fields:
 
 
 def _rows(values: Metadata, name: str) -> int:
-    """Of a tensor. Raises `ModelLoadError` where it isn't there."""
+    """Return a tensor's number of rows. Raises `ModelLoadError` if it is missing."""
     info = values.header.tensors.get(name)
     if info is None:
         raise ModelLoadError(f"The file has no {name}.", param="model")
@@ -181,7 +181,7 @@ def _rows(values: Metadata, name: str) -> int:
 
 
 def _minicpm(values: Metadata, head_dim: int) -> Fields:
-    """Older files leave the scales out. Raises `ModelLoadError` for these."""
+    """Older files lack the scales. Raises `ModelLoadError` for these."""
     for name in ("embedding_scale", "residual_scale", "logit_scale"):
         values.number(name)
     return _granite(values, head_dim)
@@ -263,12 +263,12 @@ _MORE: dict[str, Callable[[Metadata, int], Fields]] = {
 
 
 BytesOf = Callable[[str], bytes]
-"""A small tensor's bytes by its name."""
+"""Returns a small tensor's bytes by its name."""
 _DTYPES = {types.F32: "float32", types.F16: "float16", types.BF16: "bfloat16"}
 
 
 def make_config(header: Header, bytes_of: BytesOf) -> dict[str, Any]:
-    """The config.json. Raises `ModelLoadError` naming the missing or unsupported value."""
+    """Make config.json. Raises `ModelLoadError` naming a missing or unsupported value."""
     values = Metadata(header)
     name, family, tensors = values.architecture, values.family, header.tensors
     if "token_embd.weight" not in tensors:
@@ -309,12 +309,12 @@ def make_config(header: Header, bytes_of: BytesOf) -> dict[str, Any]:
 
 
 def _inner(values: Metadata) -> int:
-    """Of an MLP; models all of whose layers have experts may leave it out."""
+    """Return the MLP's inner size, which models with experts in all layers may omit."""
     return values.count("feed_forward_length", values.optional("expert_feed_forward_length"))
 
 
 def _dtype(header: Header) -> str:
-    """Of most floats in matrices; where all of them are quantised, for what is computed of them."""
+    """Return the most frequent float dtype of matrices; a default if all are quantized."""
     sizes: dict[str, int] = {}
     for info in header.tensors.values():
         if len(info.shape) > 1 and info.kind in _DTYPES:
@@ -324,7 +324,7 @@ def _dtype(header: Header) -> str:
 
 
 def _factors(values: Metadata, bytes_of: BytesOf, name: str) -> list[float] | None:
-    """Numbers of a small tensor; None where there is none."""
+    """Return the numbers of a small tensor; None if it is missing."""
     info = values.header.tensors.get(name)
     if info is None:
         return None
@@ -334,7 +334,7 @@ def _factors(values: Metadata, bytes_of: BytesOf, name: str) -> list[float] | No
 
 
 def _long_rope(values: Metadata, bytes_of: BytesOf) -> dict[str, Any] | None:
-    """Phi-3's factors for short and long contexts."""
+    """Return Phi-3's factors for short and long contexts."""
     names = ("rope_factors_short.weight", "rope_factors_long.weight")
     short, long = (_factors(values, bytes_of, name) for name in names)
     if short is None or long is None:
@@ -353,7 +353,7 @@ def _long_rope(values: Metadata, bytes_of: BytesOf) -> dict[str, Any] | None:
 
 
 def _rope_scaling(values: Metadata, bytes_of: BytesOf) -> dict[str, Any]:
-    """Llama 3's and Phi-3's factors are tensors; others have a kind and a factor."""
+    """Return rope scaling: tensors of factors for Llama 3 and Phi-3, else a type and a factor."""
     long_rope = _long_rope(values, bytes_of)
     if long_rope is not None:
         return long_rope

@@ -1,7 +1,6 @@
-"""The header of a GGUF file: metadata, and where its tensors lie. Torch-free.
+"""The header of a GGUF file: its metadata and its tensors' positions. Torch-free.
 
-A file is written by anyone: every count is held against the bytes that are left before anything is
-made of it.
+Files are untrusted: every count is compared with the remaining bytes before anything is allocated.
 """
 
 from __future__ import annotations
@@ -19,11 +18,11 @@ from engine.checkpoints.gguf.names import FAMILIES, GGUFFamily
 from engine.checkpoints.safetensors import MappedFile
 from engine.contract.errors import ModelLoadError
 
-# -- ggml's types of tensors: how many values a block holds, and in how many bytes. Torch-free.
+# -- ggml's tensor types: the values and bytes of a block.
 
 
 class Block(NamedTuple):
-    """A type. Floats are blocks of one value."""
+    """A tensor type. Floats are blocks of one value."""
 
     name: str
     values: int
@@ -53,7 +52,7 @@ BLOCKS = {
     MXFP4: Block("MXFP4", 32, 17),
     BF16: Block("BF16", 1, 2),
 }
-"""Those that are read, by ggml's number."""
+"""The supported types by ggml's number."""
 
 _UNSUPPORTED = {
     9: "Q8_1", 15: "Q8_K", 16: "IQ2_XXS", 17: "IQ2_XS", 18: "IQ3_XXS", 19: "IQ1_S", 21: "IQ3_S",
@@ -63,7 +62,7 @@ _UNSUPPORTED = {
 
 
 def name_of(kind: int) -> str:
-    """ggml's name of a type."""
+    """Return ggml's name of a type."""
     block = BLOCKS.get(kind)
     return block.name if block else _UNSUPPORTED.get(kind, f"type {kind}")
 
@@ -71,8 +70,8 @@ def name_of(kind: int) -> str:
 _MAGIC = b"GGUF"
 _VERSIONS = (2, 3)
 _MAX_DIMENSIONS = 4
-#: Strings of all arrays together: the largest vocabularies have a quarter of a million, and as many
-#: merges again.
+#: Maximum strings in all arrays. The largest vocabularies have a quarter of a million tokens and as
+#: many merges.
 _MAX_STRINGS = 1 << 23
 _MAX_STRING_BYTES = 1 << 26
 
@@ -81,11 +80,11 @@ _NUMBERS = {
     0: "<u1", 1: "<i1", 2: "<u2", 3: "<i2", 4: "<u4", 5: "<i4", 6: "<f4", _BOOL: "<u1",
     10: "<u8", 11: "<i8", 12: "<f8",
 }  # fmt: skip
-"""Types of metadata values, as numpy spells them."""
+"""Types of metadata values as numpy's format strings."""
 
 
 class Buffer(Protocol):
-    """The file's content: bytes, or a mapping of it."""
+    """The file's content: bytes or a memory map."""
 
     def __len__(self) -> int: ...
 
@@ -94,13 +93,13 @@ class Buffer(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class TensorInfo:
-    """Where a tensor lies.
+    """A tensor's type and position.
 
     Attributes:
         shape: outermost dimension first.
         kind: ggml's number of its type.
-        offset: from the file's beginning, in bytes.
-        nbytes: what it takes.
+        offset: in bytes from the file's beginning.
+        nbytes: its size.
     """
 
     name: str
@@ -112,14 +111,14 @@ class TensorInfo:
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """Metadata by key (arrays are lists of str or numpy arrays), and tensors by name."""
+    """Metadata by key (arrays are lists of str or numpy arrays) and tensors by name."""
 
     metadata: dict[str, Any]
     tensors: dict[str, TensorInfo]
 
 
 def read_header(buffer: Buffer) -> Header:
-    """Raises `ModelLoadError` for anything but a sound GGUF file of version 2 or 3."""
+    """Read a header. Raises `ModelLoadError` unless it is a valid GGUF file of version 2 or 3."""
     cursor = _Reader(buffer)
     if cursor.read(4) != _MAGIC:
         raise corrupt_file_error("it doesn't begin with GGUF")
@@ -144,12 +143,12 @@ def read_header(buffer: Buffer) -> Header:
 
 
 def corrupt_file_error(what: str) -> ModelLoadError:
-    """The error of a file that isn't sound."""
+    """Return the error for an invalid file."""
     return ModelLoadError(f"This is no sound GGUF file: {what}.", param="model")
 
 
 def _tensor(cursor: _Reader) -> TensorInfo:
-    """A tensor with its offset from the data's start."""
+    """Read a tensor's entry; its offset counts from the data's start."""
     name = cursor.string()
     dimensions = cursor.number("<u4")
     if not 1 <= dimensions <= _MAX_DIMENSIONS:
@@ -172,7 +171,7 @@ def _tensor(cursor: _Reader) -> TensorInfo:
 def _tensor_offsets(
     infos: list[TensorInfo], start: int, alignment: int, size: int
 ) -> dict[str, TensorInfo]:
-    """Tensors by name, offsets from the file's start. They lie within it and apart."""
+    """Return tensors by name with offsets from the file's start, in bounds and not overlapping."""
     tensors: dict[str, TensorInfo] = {}
     end = start
     for info in sorted(infos, key=lambda info: info.offset):
@@ -190,7 +189,7 @@ def _tensor_offsets(
 
 
 class _Reader:
-    """Reads on from where it is, never past the end."""
+    """Reads sequentially, never past the end."""
 
     def __init__(self, buffer: Buffer) -> None:
         self._buffer, self._size = buffer, len(buffer)
@@ -198,34 +197,34 @@ class _Reader:
         self._remaining_strings = _MAX_STRINGS
 
     def read(self, count: int) -> bytes:
-        """The next `count` bytes."""
+        """Read the next `count` bytes."""
         self.check_count(count, 1)
         self.position += count
         return self._buffer[self.position - count : self.position]
 
     def check_count(self, count: int, min_bytes: int) -> None:
-        """Raise unless `count` things of at least `min_bytes` bytes may follow."""
+        """Raise unless `count` items of at least `min_bytes` bytes fit into the rest."""
         if count * min_bytes > self._size - self.position:
             raise corrupt_file_error(
                 f"at byte {self.position} it promises more than its {self._size} bytes hold"
             )
 
     def number(self, kind: str) -> Any:
-        """One number."""
+        """Read a number."""
         code = {"<u1": "<B", "<u4": "<I", "<u8": "<Q"}.get(kind)
         if code is not None:
             return struct.unpack(code, self.read(int(kind[2])))[0]
         return np.frombuffer(self.read(int(kind[2])), kind)[0].item()
 
     def string(self) -> str:
-        """One string; bytes that are no UTF-8 are replaced."""
+        """Read a string; invalid UTF-8 is replaced."""
         count = self.number("<u8")
         if count > _MAX_STRING_BYTES:
             raise corrupt_file_error(f"a string of {count} bytes")
         return self.read(count).decode("utf-8", errors="replace")
 
     def value(self, kind: int) -> Any:
-        """One metadata value."""
+        """Read a metadata value."""
         if kind == _STRING:
             return self.string()
         if kind == _ARRAY:
@@ -250,11 +249,11 @@ class _Reader:
         return np.frombuffer(self.read(count * dtype.itemsize), dtype)
 
 
-# -- A GGUF file's metadata, each value checked as it's read. Torch-free.
+# -- A GGUF file's metadata; each value is checked when it is read.
 
 
 class Metadata:
-    """Values of a file's own architecture, with their types checked."""
+    """The values of a file's architecture, with checked types."""
 
     def __init__(self, header: Header) -> None:
         self.header = header
@@ -262,7 +261,7 @@ class Metadata:
         self.family: GGUFFamily = FAMILIES[self.architecture]
 
     def number(self, key: str, default: Any = None) -> Any:
-        """A number. Raises `ModelLoadError` if it's none, or absent without a default."""
+        """Return a number. Raises `ModelLoadError` for another type, or if it has no default."""
         value = self.header.metadata.get(f"{self.architecture}.{key}", default)
         if value is None:
             raise ModelLoadError(f"The file lacks {self.architecture}.{key}.", param="model")
@@ -274,7 +273,7 @@ class Metadata:
         return value
 
     def count(self, key: str, default: int | None = None) -> int:
-        """A number of things: at least 1. Raises as `number`."""
+        """Return a positive integer. Raises as `number`."""
         value = self.number(key, default)
         if not isinstance(value, int) or not 1 <= value < 1 << 31:
             raise ModelLoadError(
@@ -284,17 +283,17 @@ class Metadata:
         return value
 
     def optional(self, key: str) -> Any:
-        """A number, or None where there is none."""
+        """Return a number, or None if it is missing."""
         name = f"{self.architecture}.{key}"
         return self.number(key) if name in self.header.metadata else None
 
     def text(self, key: str) -> str:
-        """A string, "" where there is none."""
+        """Return a string, or "" if it is missing."""
         value = self.header.metadata.get(f"{self.architecture}.{key}", "")
         return value if isinstance(value, str) else ""
 
     def flags(self, key: str, count: int) -> list[bool] | None:
-        """So many of true or false, one a layer; None where there are none."""
+        """Return a list of booleans, one per layer, or None if it is missing."""
         value = self.header.metadata.get(f"{self.architecture}.{key}")
         if value is None:
             return None
@@ -306,7 +305,7 @@ class Metadata:
         return [bool(flag) for flag in value]
 
     def counts(self, key: str, layers: int) -> list[int] | None:
-        """So many whole numbers that aren't negative, one a layer; None: there's no such list."""
+        """Return a list of non-negative integers, one per layer, or None if it is missing."""
         value = self.header.metadata.get(f"{self.architecture}.{key}")
         if not isinstance(value, np.ndarray):
             return None
@@ -324,7 +323,7 @@ class Metadata:
 
 
 def architecture_of(header: Header) -> str:
-    """Raises `ModelLoadError` for one that isn't read."""
+    """Return the file's architecture. Raises `ModelLoadError` for an unsupported one."""
     name = header.metadata.get("general.architecture")
     if not isinstance(name, str) or name not in FAMILIES:
         raise ModelLoadError(
@@ -336,12 +335,12 @@ def architecture_of(header: Header) -> str:
 
 
 def heads_of(header: Header) -> tuple[int, int]:
-    """Query heads, and key/value heads."""
+    """Return the numbers of query heads and of key/value heads."""
     values = Metadata(header)
     heads, key = values.count("attention.head_count"), "attention.head_count_kv"
     if not values.family.states:
         return heads, values.count(key, heads)
-    # Layers that carry a state have none.
+    # Layers with a state have no attention heads.
     by_layer = values.counts(key, values.count("block_count"))
     if by_layer is None:
         return heads, values.count(key, heads)
@@ -355,21 +354,21 @@ def heads_of(header: Header) -> tuple[int, int]:
 
 
 def short_repr(value: Any) -> str:
-    """A value of the file, short enough for a message."""
+    """Return a value of the file, shortened for a message."""
     text = repr(value)
     return text if len(text) <= 60 else f"{text[:60]}..."
 
 
-# -- The files of one model: llama.cpp splits large ones, the metadata in the first.
+# -- The files of one model: llama.cpp splits large ones; the first has the metadata.
 
 
 _PART = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.gguf")
 
 
 def parts_of(path: Path) -> list[Path]:
-    """All files of the model that `path` is a part of, in order; itself where it's whole.
+    """Return all files of the model that `path` is a part of, in order.
 
-    Raises `ModelLoadError` when one of them is missing.
+    Raises `ModelLoadError` if one of them is missing.
     """
     match = _PART.fullmatch(path.name)
     if match is None:
@@ -387,13 +386,13 @@ def parts_of(path: Path) -> list[Path]:
 
 
 class GGUFFiles:
-    """A model's files, mapped, and their headers as one.
+    """A model's memory-mapped files with a combined header.
 
-    Raises `ModelLoadError` for files that aren't sound, or aren't parts of one model.
+    Raises `ModelLoadError` for invalid files, and for files of different models.
 
     Attributes:
-        header: metadata of the first file, tensors of all.
-        size: bytes of all files.
+        header: the first file's metadata and the tensors of all.
+        size: total size in bytes.
     """
 
     def __init__(self, path: Path) -> None:
@@ -411,11 +410,11 @@ class GGUFFiles:
         self.header = Header(headers[0].metadata, tensors)
 
     def file_of(self, tensor: str) -> MappedFile:
-        """The file that a tensor lies in."""
+        """Return the file that contains a tensor."""
         return self._files[self._part_of[tensor]]
 
     def bytes_of(self, tensor: str) -> bytes:
-        """A copy of a tensor's bytes."""
+        """Return a copy of a tensor's bytes."""
         info = self.header.tensors[tensor]
         return self.file_of(tensor).buffer[info.offset : info.offset + info.nbytes]
 

@@ -1,7 +1,7 @@
-"""A GGUF file as a model folder: config.json, tokenizer and all, but for the weights.
+"""A GGUF file as a model folder with everything except the weights.
 
-What a file says beside its weights is written to the cache once, in the form that the engine and
-the gateways read of any model.
+The file's metadata is written to the cache once, as the config.json and tokenizer files that the
+engine and the gateways read for any model.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from engine.system.cache_folder import cache_dir, cache_entry
 
 SUFFIX = ".gguf"
 _SOURCE = "source.json"
-#: Of the form that is written; files of another one are written anew.
+#: Version of the written files; files of another version are written again.
 _FORM = 2
 
 
 def find_gguf(path: Path) -> Path | None:
-    """The GGUF file that a path names: itself, or the only model of a folder without config.json.
+    """Return a path's GGUF file: itself, or the only model in a folder without config.json.
 
-    Of a model in several parts the first.
+    For a split model this is the first file.
     """
     if path.is_file() and path.suffix == SUFFIX:
         return parts_of(path)[0]
@@ -44,9 +44,9 @@ def find_gguf(path: Path) -> Path | None:
 
 
 def gguf_folder(path: Path, *, with_tokenizer: bool = True) -> Path:
-    """The folder of a GGUF file, made where it isn't there yet.
+    """Return the folder for a GGUF file, creating it if necessary.
 
-    Raises `ModelLoadError` for a file that isn't sound, or that holds what isn't supported.
+    Raises `ModelLoadError` for an invalid or unsupported file.
     """
     path = path.resolve()
     target = cache_dir() / "gguf" / _identity(path, with_tokenizer)
@@ -67,7 +67,7 @@ def gguf_folder(path: Path, *, with_tokenizer: bool = True) -> Path:
 
 
 def source_of(folder: Path) -> Path | None:
-    """The GGUF file that a folder of `gguf_folder` was made from; None for other folders."""
+    """Return the GGUF file from which `gguf_folder` created this folder; None for other folders."""
     path = folder / _SOURCE
     if folder.parent != cache_dir() / "gguf" or not path.exists():
         return None
@@ -79,7 +79,7 @@ def _write(path: Path, content: dict[str, Any]) -> None:
 
 
 def _identity(path: Path, with_tokenizer: bool) -> str:
-    """Changes with the path, and with the files' sizes and times."""
+    """Return a value that changes with the path, and with the files' sizes and times."""
     parts = [str(path), str(with_tokenizer), str(_FORM)]
     for stat in (part.stat() for part in parts_of(path)):
         parts += [str(stat.st_size), str(stat.st_mtime_ns)]

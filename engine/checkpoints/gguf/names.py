@@ -1,7 +1,7 @@
-"""What GGUF's architectures are to `transformers`. Torch-free.
+"""GGUF's architectures and tensor names in terms of `transformers`. Torch-free.
 
-Names of tensors are those of gguf-py's tables. What a file doesn't say, llama.cpp knows by the
-architecture, and so does this table.
+Tensor names are those of gguf-py's tables. Properties that a file doesn't state, but that llama.cpp
+derives from the architecture, are in this table.
 """
 
 from __future__ import annotations
@@ -26,19 +26,20 @@ _RMS, _LAYER = "attention.layer_norm_rms_epsilon", "attention.layer_norm_epsilon
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GGUFFamily:
-    """One architecture.
+    """An architecture.
 
     Attributes:
-        architecture, model_type: of config.json.
+        architecture, model_type: the values for config.json.
         norm_eps: the key of the norms' epsilon.
-        activation: of the MLP.
-        turned: rows of each head of queries and keys are kept so that rotation pairs neighbours.
-        names: of a layer's tensors, where they aren't called as usual.
-        renormalize: whether weights of the chosen experts are brought to a sum of 1; None: it has
-            no experts.
-        in_turns: its checkpoints have rows of gate and up in turns, which a file keeps apart.
-        offset_norms: norms are kept as what is multiplied with, 1 more than checkpoints have.
-        states: some layers carry a state in the place of attention.
+        activation: the MLP's activation.
+        turned: whether the rows of each query and key head are permuted so that rotary embedding
+        pairs neighbours.
+        names: names of a layer's tensors that differ from the usual ones.
+        renormalize: whether the weights of the chosen experts are normalized to a sum of 1; None
+        without experts.
+        in_turns: whether its checkpoints interleave rows of gate and up, which a file separates.
+        offset_norms: whether norm weights are stored with an added 1.
+        states: whether some layers have a recurrent state instead of attention.
     """
 
     architecture: str
@@ -56,7 +57,7 @@ class GGUFFamily:
 _GELU = "gelu_pytorch_tanh"
 FAMILIES: dict[str, GGUFFamily] = {
     "llama": GGUFFamily(architecture="LlamaForCausalLM", model_type="llama", turned=True),
-    # What conversion leaves of these is a llama.
+    # After conversion these have the structure of a Llama.
     "internlm2": GGUFFamily(architecture="LlamaForCausalLM", model_type="llama", turned=True),
     "xverse": GGUFFamily(architecture="LlamaForCausalLM", model_type="llama", turned=True),
     "qwen2": GGUFFamily(architecture="Qwen2ForCausalLM", model_type="qwen2"),
@@ -125,7 +126,7 @@ FAMILIES: dict[str, GGUFFamily] = {
         renormalize=True,
         states=True,
     ),
-    # Its scales are Granite's by other names, which the file's aren't.
+    # The file names its scales as Granite's does, config.json doesn't.
     "minicpm": GGUFFamily(architecture="GraniteForCausalLM", model_type="granite", turned=True),
     "glm4": GGUFFamily(architecture="Glm4ForCausalLM", model_type="glm4", names=_GLM4_NORMS),
     "glm4moe": GGUFFamily(
@@ -170,11 +171,11 @@ USUAL = GGUFFamily(architecture="", model_type="")
 
 
 def family_of(architecture: str) -> GGUFFamily:
-    """Of one that isn't among them, a family whose names are the usual ones."""
+    """Return an architecture's family; for an unknown one, a family with the usual names."""
     return FAMILIES.get(architecture, USUAL)
 
 
-# -- What GGUF calls the tensors that checkpoints of `transformers` have.
+# -- GGUF's names of the tensors in checkpoints of `transformers`.
 
 
 _MODEL_TENSORS = {
@@ -213,7 +214,7 @@ _EXPERT = re.compile(
     r"(model\.layers\.\d+)\.(?:mlp|block_sparse_moe)\.experts\.(\d+)\.(\w+)\.weight"
 )
 _LAYER_NAME = re.compile(r"model\.layers\.(\d+)\.(.+)\.(weight|bias)")
-#: Vectors without `.weight`.
+#: Vectors whose names have no `.weight`.
 _VECTORS = {
     "self_attn.sinks": "attn_sinks.weight",
     "mlp.gate.e_score_correction_bias": "exp_probs_b.bias",
@@ -227,9 +228,9 @@ _VECTOR = re.compile(rf"model\.layers\.(\d+)\.({'|'.join(map(re.escape, _VECTORS
 
 
 def expert_of(name: str) -> tuple[str, int | None]:
-    """The name of all experts' tensor, which a file keeps together, and the expert's number.
+    """Return the name of all experts' tensor for an expert's tensor, and the expert's number.
 
-    Of another tensor its own name, and None.
+    For other tensors it returns the name itself, and None.
     """
     match = _EXPERT.fullmatch(name)
     if match is None or match.group(3) not in _EXPERTS:
@@ -239,7 +240,7 @@ def expert_of(name: str) -> tuple[str, int | None]:
 
 
 def gguf_name(name: str, architecture: str) -> str:
-    """The file's name of a tensor; unknown names are returned unchanged."""
+    """Return the file's name of a tensor; unknown names are returned unchanged."""
     if vector := _VECTOR.fullmatch(name):
         return f"blk.{vector.group(1)}.{_VECTORS[vector.group(2)]}"
     match = _LAYER_NAME.fullmatch(name)

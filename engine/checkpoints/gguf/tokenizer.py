@@ -37,12 +37,12 @@ _TEKKEN = (
     r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*|\p{N}"
     r"| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
-#: Qwen 3.5's: marks belong to their letters.
+#: Qwen 3.5's, where combining marks belong to their letters.
 _QWEN35 = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}"
     r"| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
-#: Cut one after the other: numbers, ideographs and kana, then the rest.
+#: Applied one after the other: numbers, ideographs and kana, then the rest.
 _DEEPSEEK3 = (
     r"\p{N}{1,3}",
     "[一-龥぀-ゟ゠-ヿ]+",
@@ -75,13 +75,13 @@ _PATTERNS: dict[str, str | tuple[str, ...]] = {
     "refact": _GPT2,
     "smollm": _GPT2,
 }
-"""tokenizer.ggml.pre -> how text is cut before BPE."""
-#: Texts in these are brought to Unicode's composed form.
+"""tokenizer.ggml.pre -> the pre-tokenizer's pattern."""
+#: Those that normalize text to NFC.
 _NORMALIZED = ("qwen2", "qwen35", "deepseek-r1-qwen", "command-r", "stablelm2")
-#: These cut digits apart first.
+#: Those that split digits first.
 _DIGITS = ("command-r", "starcoder", "refact", "smollm")
 _WITH_BOS = ("llama-bpe", "llama3", "llama-v3", "tekken")
-#: Texts of control tokens that end a turn, whether or not a file gives them a role.
+#: Control tokens that end a turn, whether or not a file assigns them a role.
 _ENDS_OF_TURNS = (
     *("<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|endoftext|>", "<|eom_id|>"),
     *(
@@ -104,7 +104,7 @@ _ENDS_OF_TURNS = (
 
 
 class Vocabulary:
-    """The tokens of a file."""
+    """A file's vocabulary."""
 
     def __init__(self, header: Header) -> None:
         self._metadata = header.metadata
@@ -117,7 +117,7 @@ class Vocabulary:
             raise corrupt_file_error(
                 "tokenizer.ggml.token_type has not as many entries as there are tokens"
             )
-        # A name that is there twice would leave ids that nothing can be written with.
+        # With a duplicate, one of its ids could never be produced.
         self.ids: dict[str, int] = {}
         for index, token in enumerate(self.tokens):
             self.ids.setdefault(token, index)
@@ -136,7 +136,7 @@ class Vocabulary:
 
     @property
     def merges(self) -> list[tuple[str, str]]:
-        """Pairs, the first one merged first."""
+        """BPE merges in order of priority."""
         pairs = [tuple(merge.split(" ")) for merge in self._strings("merges")]
         if any(len(pair) != 2 for pair in pairs):
             raise corrupt_file_error("an entry of tokenizer.ggml.merges is no pair")
@@ -149,7 +149,7 @@ class Vocabulary:
 
     @property
     def scores(self) -> list[float]:
-        """Of SentencePiece, one a token."""
+        """SentencePiece's scores, one per token."""
         value = self._metadata.get("tokenizer.ggml.scores")
         scores = [] if value is None else self._numbers(value, float)
         if len(scores) != len(self.tokens):
@@ -159,12 +159,12 @@ class Vocabulary:
         return scores
 
     def token(self, role: str) -> str | None:
-        """The token of a role ("bos", "eos", ...), None where the file names none."""
+        """Return the token with a role ("bos", "eos", ...), or None if the file names none."""
         index = self.token_id(role)
         return None if index is None else self.tokens[index]
 
     def token_id(self, role: str) -> int | None:
-        """Its id. Raises `ModelLoadError` for one that isn't in the vocabulary."""
+        """Return its id. Raises `ModelLoadError` if it isn't in the vocabulary."""
         index = self._metadata.get(f"tokenizer.ggml.{role}_token_id")
         if index is None:
             return None
@@ -173,7 +173,7 @@ class Vocabulary:
         return index
 
     def metadata_flag(self, key: str, default: bool) -> bool:
-        """A switch. Raises `ModelLoadError` for what is neither true nor false."""
+        """Return a boolean. Raises `ModelLoadError` for another type."""
         value = self._metadata.get(f"tokenizer.ggml.{key}", default)
         if not isinstance(value, (bool, int)):
             raise corrupt_file_error(f"tokenizer.ggml.{key} is neither true nor false")
@@ -181,14 +181,14 @@ class Vocabulary:
 
     @property
     def added(self) -> Iterable[AddedToken]:
-        """Tokens that are found in a text before anything else."""
+        """Added tokens, which are matched before the text is split."""
         for token, kind in zip(self.tokens, self.kinds, strict=True):
             if kind in (CONTROL, USER_DEFINED):
                 yield AddedToken(token, special=kind == CONTROL, normalized=False)
 
 
 def make_tokenizer(header: Header) -> tokenizers.Tokenizer:
-    """The tokenizer. Raises `ModelLoadError` for a kind that isn't known."""
+    """Make the tokenizer. Raises `ModelLoadError` for an unknown kind."""
     vocabulary = Vocabulary(header)
     kind = header.metadata.get("tokenizer.ggml.model")
     if not isinstance(kind, str) or kind not in ("gpt2", "llama", "gemma4"):
@@ -206,7 +206,7 @@ def make_tokenizer(header: Header) -> tokenizers.Tokenizer:
         tokenizer.add_tokens(list(vocabulary.added))
     except ModelLoadError:
         raise
-    except Exception as error:  # the library knows no other kind
+    except Exception as error:  # the library raises no narrower type
         raise corrupt_file_error(f"its tokenizer can't be made: {error}") from error
     bos, eos = vocabulary.token("bos"), vocabulary.token("eos")
     prefix = [bos] if bos and vocabulary.metadata_flag("add_bos_token", with_bos) else []
@@ -222,7 +222,7 @@ def make_tokenizer(header: Header) -> tokenizers.Tokenizer:
 
 
 def tokenizer_config(header: Header) -> dict[str, Any]:
-    """tokenizer_config.json: the special tokens and the chat template."""
+    """Return tokenizer_config.json: the special tokens and the chat template."""
     vocabulary = Vocabulary(header)
     roles = {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding"}
     config: dict[str, Any] = {
@@ -249,7 +249,7 @@ def tokenizer_config(header: Header) -> dict[str, Any]:
 
 
 def eos_token_ids(header: Header) -> list[int]:
-    """Tokens that end an output: of the text, and of a turn."""
+    """Return the tokens that end an output: end of text and end of turn."""
     vocabulary = Vocabulary(header)
     roles = [vocabulary.token_id(role) for role in ("eos", "eot", "eom")]
     by_text = {
@@ -258,12 +258,12 @@ def eos_token_ids(header: Header) -> list[int]:
         if (index := vocabulary.ids.get(token)) is not None and vocabulary.kinds[index] == CONTROL
     }
     if {"<|return|>", "<|call|>"} <= by_text.keys():
-        by_text.pop("<|end|>", None)  # of gpt-oss: the end of one message of several
+        by_text.pop("<|end|>", None)  # gpt-oss: ends a message, not the turn
     return list(dict.fromkeys(index for index in (*roles, *by_text.values()) if index is not None))
 
 
 def _byte_level(vocabulary: Vocabulary, cut: Any) -> tuple[tokenizers.Tokenizer, bool]:
-    """BPE over bytes, as of GPT-2; and whether a text begins with BOS."""
+    """Make a byte-level BPE as GPT-2's; also return whether texts begin with BOS."""
     pattern = _PATTERNS.get("default" if cut is None else str(cut))
     if pattern is None:
         raise ModelLoadError(
@@ -291,7 +291,7 @@ def _byte_level(vocabulary: Vocabulary, cut: Any) -> tuple[tokenizers.Tokenizer,
 
 
 def _gemma4(vocabulary: Vocabulary) -> tokenizers.Tokenizer:
-    """BPE by merges over characters, with `▁` for spaces and bytes for what has no token."""
+    """Make a BPE over characters with `▁` for spaces and byte fallback."""
     tokenizer = tokenizers.Tokenizer(
         models.BPE(
             vocab=vocabulary.ids,
@@ -308,7 +308,7 @@ def _gemma4(vocabulary: Vocabulary) -> tokenizers.Tokenizer:
 
 
 def _sentencepiece(vocabulary: Vocabulary) -> tokenizers.Tokenizer:
-    """SentencePiece's BPE."""
+    """Make a SentencePiece BPE."""
     return sentencepiece_bpe(
         SentencePieceVocabulary(
             vocabulary.tokens,

@@ -1,4 +1,4 @@
-"""The weights of a GGUF file under the names that `transformers` has for them."""
+"""The weights of a GGUF file under their names in `transformers`."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from engine.quantization.formats.matrices import row_numbers
 from engine.quantization.packing import DequantizedSource, Rows, WeightSource
 from kernels.interface import IntegerRows
 
-# -- Products that checkpoints keep as one tensor, and GGUF as two: which, and where each row is.
+# -- Weights that are one tensor in checkpoints and several in GGUF.
 
 
 _SHARED = re.compile(r"model\.layers\.(\d+)\.shared_mlp\.input_linear\.weight")
@@ -30,12 +30,12 @@ _DELTA = re.compile(r"model\.layers\.(\d+)\.linear_attn\.in_proj_qkvz\.weight")
 
 @dataclass(frozen=True, slots=True)
 class FusedTensor:
-    """How a checkpoint's tensor lies in a file.
+    """The composition of a checkpoint's tensor from a file's.
 
     Attributes:
         stored: names of the file's tensors.
-        sizes: how many rows of each it takes, which are all that they may have.
-        row_sources: gives of each row whose it is, and which there; int64 [rows].
+        sizes: the number of rows that each of them must have.
+        row_sources: returns each row's tensor and its row there; int64 [rows] each.
     """
 
     stored: tuple[str, str]
@@ -44,7 +44,7 @@ class FusedTensor:
 
 
 def fused_of(name: str, values: Metadata) -> FusedTensor | None:
-    """How a checkpoint's tensor lies in a file; None: as one tensor."""
+    """Return the composition of a checkpoint's tensor; None if it is one tensor in the file."""
     if match := _SHARED.fullmatch(name):
         return _gate_and_up(f"blk.{match.group(1)}.", values)
     match = _DELTA.fullmatch(name)
@@ -54,7 +54,7 @@ def fused_of(name: str, values: Metadata) -> FusedTensor | None:
 
 
 def _gate_and_up(prefix: str, values: Metadata) -> FusedTensor:
-    """Granite's MLP; beside experts it's the one that every token goes through."""
+    """Granite's MLP; with experts it is the shared one, which every token passes."""
     kind = "" if values.has(f"{prefix}ffn_gate.weight") else "_shexp"
     gate, up = (f"{prefix}ffn_{part}{kind}.weight" for part in ("gate", "up"))
     info = values.header.tensors.get(gate)
@@ -68,8 +68,8 @@ def _gate_and_up(prefix: str, values: Metadata) -> FusedTensor:
 
 
 def _by_key_head(prefix: str, values: Metadata) -> FusedTensor:
-    """Qwen3-Next: of each key head its query, key, values and gates; a file has all queries, all
-    keys and all values, and the gates by themselves.
+    """Qwen3-Next: checkpoints have query, key, values and gates of each key head in turn; a file
+    has all queries, all keys and all values, and separate gates.
     """
     heads, key = values.count("ssm.group_count"), values.count("ssm.state_size")
     wide, keys = values.count("ssm.inner_size") // heads, heads * key
@@ -89,12 +89,12 @@ def _by_key_head(prefix: str, values: Metadata) -> FusedTensor:
 
 
 _FLOATS = {types.F32: torch.float32, types.F16: torch.float16, types.BF16: torch.bfloat16}
-#: What reading a value of a quantised block takes for a while: integers, floats, copies of both.
+#: Temporary bytes for reading a value of a quantized block: integers, floats, copies of both.
 _READ_BYTES = 32
 
 
 class GGUFMatrix(DequantizedSource):
-    """Rows of a tensor, in an order of our own where `order` (int64 [N]) says so."""
+    """Rows of a tensor, permuted by `order` (int64 [N]) unless that is None."""
 
     def __init__(
         self, file: MappedFile, info: TensorInfo, shape: tuple[int, int], order: Tensor | None
@@ -129,15 +129,15 @@ class GGUFMatrix(DequantizedSource):
         return READERS[self._kind](self._of(rows)).integers()
 
 
-# -- A weight whose rows a file keeps in several tensors.
+# -- A weight whose rows come from several tensors of a file.
 
 
 class GatheredMatrix(DequantizedSource):
-    """A `WeightSource` of rows of others.
+    """A `WeightSource` with rows of other sources.
 
     Args:
-        parts: of as many columns each.
-        part_of, row_of: of each row, which part has it, and where; int64 [N].
+        parts: sources with the same number of columns.
+        part_of, row_of: each row's part and its row there; int64 [N].
     """
 
     def __init__(self, parts: Sequence[GGUFMatrix], part_of: Tensor, row_of: Tensor) -> None:
@@ -175,7 +175,7 @@ class GatheredMatrix(DequantizedSource):
     def _gather(
         self, rows: Rows, read: Callable[[GGUFMatrix, Tensor], list[Tensor]]
     ) -> list[Tensor]:
-        """What `read` gives of some rows of each part, in the order of `rows`."""
+        """Read rows from their parts and return them in the order of `rows`."""
         numbers = row_numbers(rows, self.shape[0])
         part_of, row_of = self._part_of[numbers], self._row_of[numbers]
         positions_by_part = [
@@ -198,7 +198,7 @@ class GatheredMatrix(DequantizedSource):
         return outputs
 
 
-# -- Experts of gpt-oss: checkpoints have rows of gate and up in turns, GGUF keeps them apart.
+# -- Experts of gpt-oss: checkpoints interleave rows of gate and up, GGUF separates them.
 
 
 _EXPERT = re.compile(r"model\.layers\.(\d+)\.mlp\.experts\.(gate_up_proj|down_proj)#(\d+)\.weight")
@@ -207,7 +207,7 @@ _PARTS = {"gate_up_proj": ("ffn_gate_exps", "ffn_up_exps"), "down_proj": ("ffn_d
 
 
 def expert_tensors(name: str) -> tuple[list[str], int] | None:
-    """The file's tensors that a checkpoint's tensor of one expert is made of, and its number."""
+    """Return the file's tensors that form a checkpoint's tensor of an expert, and its number."""
     match = _EXPERT.fullmatch(name)
     if match is None:
         return None
@@ -216,7 +216,7 @@ def expert_tensors(name: str) -> tuple[list[str], int] | None:
 
 
 def bias_tensors(name: str) -> list[str]:
-    """The same of the biases of all experts; none for another name."""
+    """Return the same for the biases of all experts; empty for other names."""
     match = _BIAS.fullmatch(name)
     if match is None:
         return []
@@ -225,19 +225,19 @@ def bias_tensors(name: str) -> list[str]:
 
 
 def interleave_rows(first: GGUFMatrix, second: GGUFMatrix) -> GatheredMatrix:
-    """Rows of two in turns."""
+    """Interleave the rows of two tensors."""
     rows = torch.arange(first.shape[0] * 2)
     return GatheredMatrix((first, second), rows % 2, rows // 2)
 
 
-#: Of the tokenizer and of rotary embedding, which config.json has.
+#: Tensors of the tokenizer and of rotary embedding, whose content is in config.json.
 _IGNORED = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
-#: Gated norms behind a state, which have no offset in any family.
+#: Gated norms after a recurrent state, which have no offset in any family.
 _STATE_NORMS = (".mamba.norm.weight", ".linear_attn.norm.weight")
 
 
 class GGUFWeights:
-    """`Weights` of a GGUF file. Raises `ModelLoadError` for a file that isn't sound."""
+    """`Weights` of a GGUF file. Raises `ModelLoadError` for an invalid file."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -257,13 +257,13 @@ class GGUFWeights:
         return all(part in self._tensors for part in stored)
 
     def _stored(self, name: str) -> str:
-        """The file's name of a tensor. Without experts the shared one is the MLP."""
+        """Return the file's name of a tensor. Without experts the shared expert is the MLP."""
         stored = gguf_name(name, self._architecture)
         shared = stored in self._tensors or ".shared_mlp." not in name
         return stored if shared else stored.replace("_shexp", "")
 
     def matrix(self, name: str, shape: tuple[int, int]) -> WeightSource:
-        """A tensor of two dimensions, to be read some rows at a time. Raises as `get`."""
+        """Return a 2-dimensional tensor that is read some rows at a time. Raises as `get`."""
         if self._family.in_turns and (packed := expert_tensors(name)):
             return self._expert_in_turns(*packed, shape)
         if fused := fused_of(name, self._values):
@@ -287,9 +287,9 @@ class GGUFWeights:
         return GatheredMatrix(parts, *fused.row_sources())
 
     def is_packed(self, name: str) -> bool:
-        """Whether `matrix` gives one of the experts that checkpoints have as one tensor.
+        """Whether `matrix` returns an expert that checkpoints store in a tensor of all experts.
 
-        `name` is the expert's, without `.weight`.
+        `name` is the expert's name without `.weight`.
         """
         return self._family.in_turns and expert_tensors(f"{name}.weight") is not None
 
@@ -305,10 +305,10 @@ class GGUFWeights:
         return parts[0] if len(parts) == 1 else interleave_rows(*parts)
 
     def get(self, name: str, shape: tuple[int, ...]) -> Tensor:
-        """One tensor in a float dtype.
+        """Return a tensor in a float dtype.
 
-        Raises `ModelLoadError` if it's absent or misshapen. The tensor may be backed by the mapped
-        file: copy or convert it before keeping it.
+        Raises `ModelLoadError` if it is missing or has another shape. The tensor may be backed by
+        the mapped file: copy or convert it before keeping it.
         """
         if self._family.in_turns and (stored := bias_tensors(name)):
             rows = (shape[0], shape[1] // len(stored))
@@ -320,11 +320,11 @@ class GGUFWeights:
             return self._logarithm(name, floats.float())
         offset = self._family.offset_norms and not name.endswith(_STATE_NORMS)
         if offset and name.endswith("norm.weight"):
-            return floats.float() - 1.0  # kept as what norms multiply with
+            return floats.float() - 1.0  # stored with the added 1
         return floats
 
     def _logarithm(self, name: str, decay: Tensor) -> Tensor:
-        """Of rates of decay, which a file keeps as they are, below zero."""
+        """Return log(-x) of decay rates, which a file stores as negative numbers."""
         if not bool(((decay < 0) & decay.isfinite()).all()):
             raise ModelLoadError(
                 f"{self.path}: {self._stored(name)!r} has values that aren't below zero.",
@@ -357,7 +357,7 @@ class GGUFWeights:
         order: Tensor | None,
         as_rows: tuple[int, int] | None = None,
     ) -> GGUFMatrix:
-        """A tensor that must have this shape, as rows of another one."""
+        """Return a tensor, which must have this shape, as a source of rows."""
         if info.shape != shape:
             raise ModelLoadError(
                 f"{self.path}: {info.name!r} has shape {info.shape}, "
@@ -370,7 +370,7 @@ class GGUFWeights:
         )
 
     def _one_expert(self, info: TensorInfo, expert: int) -> TensorInfo:
-        """That of a tensor [experts, rows, columns]."""
+        """Return one expert's source from a tensor [experts, rows, columns]."""
         count = info.shape[0]
         if len(info.shape) != 3 or expert >= count:
             raise ModelLoadError(
@@ -383,9 +383,10 @@ class GGUFWeights:
         )
 
     def _order(self, name: str, rows: int) -> Tensor | None:
-        """How queries' and keys' rows come back to the order of `transformers`.
+        """Return the permutation that restores the order of query and key rows in `transformers`.
 
-        For Llama and its like GGUF keeps the rows of each head so that rotation pairs neighbours.
+        For Llama and similar families GGUF stores each head's rows so that rotary embedding pairs
+        neighbours.
         """
         if not self._family.turned or ".self_attn." not in name:
             return None
@@ -401,15 +402,15 @@ class GGUFWeights:
         self._trim()
 
     def unused_names(self) -> list[str]:
-        """Names of tensors that weren't read."""
+        """Return the names of tensors that weren't read."""
         return sorted(self._tensors.keys() - self._read - set(_IGNORED))
 
     def close(self) -> None:
-        """Let the file go; tensors that are still held keep it."""
+        """Close the file; tensors that are still referenced keep it mapped."""
         self._tensors = {}
         trim_heap()
 
 
 def _without_ones(sizes: tuple[int, ...], shape: tuple[int, ...]) -> tuple[int, ...]:
-    """What must be equal of two shapes: a vector may lie in rows, and sizes of 1 mean nothing."""
+    """Return a shape without dimensions of size 1, which may differ between the formats."""
     return (math.prod(sizes),) if len(shape) == 1 else tuple(size for size in sizes if size > 1)
