@@ -1,8 +1,8 @@
-"""The attention function that `transformers` calls in place of its own.
+"""The attention function that `transformers` calls instead of its own.
 
-`transformers` lets a model's attention modules call a registered function by the name in
-`config._attn_implementation`. Ours hands each call to the run that the thread is in: the one that
-finds out what a model is made of, or the one that serves a step.
+A model's attention modules call the registered function named in `config._attn_implementation`.
+Ours passes each call to the thread's current handler: one that explores the model, or one that
+executes a step.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ MaskFunction = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 
 
 def window_of(mask: MaskFunction, length: int) -> int:
-    """The window (a token itself included) that a mask function leaves open, 0 for all before.
+    """Return a mask function's sliding window in tokens, including the token itself; 0 for none.
 
-    The function is asked for whole rows of a context of `length` tokens, so that a window (or a
-    chunk) that no context outgrows is full attention. Raises ValueError for a mask that is neither
-    causal attention nor a sliding window.
+    Whole rows of a context of `length` tokens are evaluated, so that a window (or a chunk) that no
+    context exceeds counts as full attention. Raises ValueError for a mask that is neither causal
+    attention nor a sliding window.
     """
     last = _row(mask, length - 1, length)
     window = int(last.sum())
@@ -46,19 +46,18 @@ def window_of(mask: MaskFunction, length: int) -> int:
 
 
 def _row(mask: MaskFunction, query: int, length: int) -> Tensor:
-    """bool [length]: which keys a query sees."""
+    """Return which keys a query attends to, bool [length]."""
     zero, keys = torch.tensor(0), torch.arange(length)
     return torch.as_tensor(mask(zero, zero, torch.tensor(query), keys)).expand(length)
 
 
-# The state that a sequence keeps beside keys and values: of state-space layers, linear attention
-# and short convolutions.
+# A sequence's state of state-space layers, linear attention and short convolutions.
 #
-# `transformers` keeps it in its cache's `LinearAttentionLayer`s. A sequence has such a cache of its
-# own; decode steps of several sequences run as one batch, whose states are theirs put together.
+# `transformers` keeps it in the `LinearAttentionLayer`s of its cache. Each sequence has such a
+# cache; for decode steps of several sequences their states are gathered into a batch.
 
 
-#: Layers with keys and values only or nothing at all, and layers with states.
+#: Cache layers with keys and values only (or nothing), and cache layers with states.
 _STATELESS = (caches.DynamicLayer, caches.DynamicSlidingWindowLayer, caches.DummyLayer)
 _LINEAR = (
     caches.LinearAttentionLayer,
@@ -68,10 +67,10 @@ _LINEAR = (
 
 
 class StateCache(DynamicCache):
-    """A cache whose keys and values are kept elsewhere: attention gets those of the step alone.
+    """A cache without keys and values: attention gets only those of the current step.
 
     Attributes:
-        num_tokens: how many tokens the sequence has computed.
+        num_tokens: the number of tokens that the sequence has computed.
     """
 
     num_tokens = 0
@@ -79,38 +78,38 @@ class StateCache(DynamicCache):
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, Tensor]:
-        """The step's keys and values as they are."""
+        """Return the step's keys and values unchanged."""
         return key_states, value_states
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
-        """Tokens before this step's."""
+        """Return the number of tokens before this step's."""
         return self.num_tokens
 
     def get_mask_sizes(self, query_length: int, layer_idx: int) -> tuple[int, int]:
-        """(tokens that a mask covers, the first of them)."""
+        """Return (number of tokens in a mask, the first of them)."""
         return self.num_tokens + query_length, 0
 
     @property
     def linear_layers(self) -> Iterator[tuple[int, Any]]:
-        """(index, layer) of the layers that carry a state."""
+        """Return (index, layer) of the layers with a state."""
         return (
             (index, layer) for index, layer in enumerate(self.layers) if isinstance(layer, _LINEAR)
         )
 
     @property
     def num_elements(self) -> int:
-        """Elements of all states."""
+        """Return the number of elements of all states."""
         return sum(tensor.numel() for _, layer in self.linear_layers for tensor in _states(layer))
 
 
 def unknown_layers(cache: StateCache) -> set[str]:
-    """Kinds of layers that keep something which the bridge doesn't know."""
+    """Return the kinds of cache layers that the bridge doesn't support."""
     supported = (*_STATELESS, *_LINEAR)
     return {type(layer).__name__ for layer in cache.layers if type(layer) not in supported}
 
 
 def gather(parts: list[StateCache], batch: StateCache) -> StateCache:
-    """`batch`, a new cache, with the states of `parts` as its rows."""
+    """Fill `batch`, a new cache, with the states of `parts` as rows, and return it."""
     for index, layer in batch.linear_layers:
         rows: list[Any] = [part.layers[index] for part in parts]
         layer.device, layer.dtype = rows[0].device, rows[0].dtype
@@ -124,7 +123,7 @@ def gather(parts: list[StateCache], batch: StateCache) -> StateCache:
 
 
 def scatter(batch: StateCache, parts: list[StateCache]) -> None:
-    """Give each of `parts` its row of the batch's states."""
+    """Copy each row of the batch's states to its part."""
     for layer_index, layer in batch.linear_layers:
         for name in ("conv_states", "recurrent_states"):
             for index, tensor in getattr(layer, name).items():
@@ -143,23 +142,23 @@ def _states(layer: Any) -> list[Tensor]:
     return [tensor for tensor in both if tensor is not None]
 
 
-#: Serves steps. `transformers` knows no mask of this name, so it makes none.
+#: For steps. `transformers` makes no masks for it because none is registered under this name.
 PAGED = "quire_paged"
-#: Explores a model: the same attention, but the model's masks are asked for.
+#: For exploring a model: the same attention, but with the model's masks.
 EXPLORED = "quire_explored"
 
 
 @dataclass(frozen=True, slots=True)
 class AttentionCall:
-    """One call of an attention module.
+    """A call of an attention module.
 
     Attributes:
-        module: which one.
+        module: the attention module.
         query: [batch, heads, tokens, size].
         key: [batch, KV heads, tokens, size], of the step's tokens only.
         value: the same; its size may differ.
-        mask: what the model made for this layer.
-        options: what else the module passed: `scaling`, `softcap`, `s_aux`...
+        mask: the model's mask for this layer.
+        options: the module's other arguments, such as `scaling`, `softcap` and `s_aux`.
     """
 
     module: torch.nn.Module
@@ -171,13 +170,13 @@ class AttentionCall:
 
 
 class AttentionHandler(Protocol):
-    """A forward pass."""
+    """Handles the attention calls of a forward pass."""
 
     def attend(self, call: AttentionCall) -> Tensor:
-        """[batch, tokens, heads, size of the values]."""
+        """Return [batch, tokens, heads, size of the values]."""
 
     def mask(self, **arguments: Any) -> Tensor:
-        """The mask that `transformers` requests for these numbers of queries and keys."""
+        """Return the mask that `transformers` requests for these numbers of queries and keys."""
 
 
 _thread = threading.local()
@@ -185,7 +184,7 @@ _thread = threading.local()
 
 @contextmanager
 def use_handler(run: AttentionHandler) -> Iterator[None]:
-    """Attention calls of this thread go to `run` meanwhile."""
+    """Pass this thread's attention calls to `run` in this context."""
     previous = getattr(_thread, "run", None)
     _thread.run = run
     try:
@@ -209,12 +208,12 @@ def _attend(
     attention_mask: Tensor | None,
     **options: Any,
 ) -> tuple[Tensor, None]:
-    """`transformers`' attention interface; it has no use for the second result."""
+    """Implement `transformers`' attention interface; the second result is unused."""
     return _run().attend(AttentionCall(module, query, key, value, attention_mask, options)), None
 
 
 def _mask(**arguments: Any) -> Tensor:
-    """`transformers`' mask interface."""
+    """Implement `transformers`' mask interface."""
     return _run().mask(**arguments)
 
 
@@ -225,12 +224,12 @@ def use_attention(model: torch.nn.Module, name: str) -> None:
     for module in model.modules():
         config = getattr(module, "config", None)
         if isinstance(config, PreTrainedConfig):
-            # The setter would hand it to parts that have none of ours.
+            # The property's setter would also set it for parts that don't support ours.
             config._attn_implementation_internal = name
 
 
 def register() -> None:
-    """Make both names known to `transformers`. Doing it again changes nothing."""
+    """Register both names with `transformers`. Repeated calls change nothing."""
     from transformers import AttentionInterface
     from transformers.masking_utils import AttentionMaskInterface
 
@@ -241,15 +240,15 @@ def register() -> None:
 
 @dataclass(slots=True)
 class PagedLayer:
-    """One attention call of a forward pass: what it keeps and what it sees.
+    """An attention call of a forward pass: its caches and its window.
 
-    A module that is called twice (a block that layers share) makes two of these.
+    A module that is called twice (a block shared by layers) has two of these.
 
     Attributes:
-        num_heads, num_kv_heads: of queries, of keys and values.
-        head_dim: of queries and keys; value_dim: of values.
-        window: tokens that a token sees, itself included; 0: all before it.
-        group: its KV cache group.
+        num_heads, num_kv_heads: numbers of query heads and of key/value heads.
+        head_dim: size of queries and keys. value_dim: size of values.
+        window: tokens that a token attends to, including itself; 0 for all before it.
+        group: index of its KV cache group.
         caches: keys and values, [num_blocks, num_kv_heads, block_size, size] each.
     """
 
@@ -263,12 +262,12 @@ class PagedLayer:
 
     @property
     def size(self) -> int:
-        """Of a head in the cache: the shorter of keys and values is padded with zeros."""
+        """Size of a head in the cache: the shorter of keys and values is padded with zeros."""
         return max(self.head_dim, self.value_dim)
 
 
 class PagedAttentionHandler:
-    """A forward pass whose attention calls write to and read from the caches, in their order."""
+    """A forward pass whose attention calls use the paged caches, in the order of the layers."""
 
     def __init__(
         self, layers: list[PagedLayer], context: AttentionMetadata, ops: KernelSet
@@ -307,11 +306,11 @@ class PagedAttentionHandler:
         return out.float().view(batch, tokens, heads, layer.size)[..., : layer.value_dim]
 
     def mask(self, **arguments: Any) -> Tensor:
-        """Never asked for: `transformers` makes no masks for the name that steps run under."""
+        """Never called: `transformers` makes no masks for the name that steps use."""
         raise RuntimeError("a mask was asked for while serving")
 
     def finish(self) -> None:
-        """Raise RuntimeError unless each layer was called once."""
+        """Raise RuntimeError unless each layer was called exactly once."""
         if self._next != len(self._layers):
             raise RuntimeError(
                 f"{self._next} attention calls in a forward pass instead of {len(self._layers)}"
@@ -319,7 +318,7 @@ class PagedAttentionHandler:
 
 
 def _cache_dtype(cache: Tensor, ops: KernelSet) -> torch.dtype:
-    """In which dtype attention is given its inputs: the activations' for a cache of this dtype."""
+    """Return the dtype of attention's inputs: that of activations for a cache of this dtype."""
     return ops.activation_dtype(cache.dtype if cache.dtype.itemsize > 1 else torch.bfloat16)
 
 

@@ -1,8 +1,8 @@
-"""A bridged model's linear layers and tables on the engine's kernels.
+"""Linear layers and embeddings of a bridged model on the engine's kernels.
 
-Activations are float32 on a CPU, whatever the weights' dtype is: linear layers keep their dtype
-packed or are rounded to few bits, tables keep it as they are, and all else (norms, biases, fused
-experts) becomes float32.
+Activations are float32 on a CPU whatever the weights' dtype is. Linear layers are packed in their
+dtype or quantized, embeddings keep their dtype, and everything else (norms, biases, fused experts)
+is converted to float32.
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ from engine.quantization.packing import DenseSource, LinearPacker, QuantScheme
 from kernels import KernelSet, LinearLayer
 from kernels.reference.linear import ReferenceLinear
 
-#: Names of the layers that choose experts: what they choose is too much for a rounded weight.
+#: Names of routers, which aren't quantized because the choice of experts is sensitive to rounding.
 _ROUTERS = ("gate", "router", "shared_expert_gate")
 
 
 class Unpacked(Tensor):
-    """A packed weight, float32 [out_features, in_features], unpacked when it's computed with.
+    """A packed weight, float32 [out_features, in_features], that is unpacked when it is used.
 
-    Modules that only ask for its dtype, as some do before each use, cost nothing.
+    Reading its dtype, as some modules do before each use, doesn't unpack it.
     """
 
     layer: LinearLayer
 
     @staticmethod
     def __new__(cls, layer: LinearLayer) -> Unpacked:
-        """A layer without memory of its own."""
+        """Create a tensor without memory of its own."""
         shape = (layer.out_features, layer.in_features)
         device = getattr(layer, "device", torch.device("cpu"))
         tensor: Unpacked = Tensor._make_wrapper_subclass(
@@ -45,7 +45,7 @@ class Unpacked(Tensor):
     def __torch_dispatch__(  # type: ignore[override]
         cls, function: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
-        """The function over the unpacked weight."""
+        """Apply the function to the unpacked weight."""
         args, kwargs = tree_map_only(cls, cls._full_weight, (args, kwargs or {}))
         return function(*args, **kwargs)
 
@@ -60,11 +60,11 @@ class PackedModule(nn.Module):
         super().__init__()
         self.layer, self.bias = layer, bias
         self.in_features, self.out_features = layer.in_features, layer.out_features
-        #: In which dtype the layer is given its inputs.
+        #: The dtype of the layer's inputs.
         self.inputs = torch.float32
 
     def forward(self, x: Tensor) -> Tensor:
-        """float32 [..., out_features] from [..., in_features]."""
+        """Return float32 [..., out_features] for [..., in_features]."""
         if not x.numel():
             return x.new_empty((*x.shape[:-1], self.out_features))
         rows = x.reshape(-1, self.in_features).to(self.inputs).contiguous()
@@ -72,12 +72,12 @@ class PackedModule(nn.Module):
 
     @property
     def weight(self) -> Tensor:
-        """float32 [out_features, in_features]: for modules that read it directly."""
+        """The weight for modules that read it directly, float32 [out_features, in_features]."""
         return Unpacked(self.layer)
 
 
 class Table(nn.Module):
-    """An `nn.Embedding` that keeps its dtype and gives float32."""
+    """An `nn.Embedding` that keeps its dtype and returns float32."""
 
     def __init__(self, weight: Tensor, layer: LinearLayer | None) -> None:
         super().__init__()
@@ -85,14 +85,14 @@ class Table(nn.Module):
         self._layer = layer
 
     def forward(self, ids: Tensor) -> Tensor:
-        """float32 [..., size]."""
+        """Return float32 [..., size]."""
         if self._layer is not None:
             return self._layer.rows(ids.flatten().contiguous()).view(*ids.shape, -1)
         return nn.functional.embedding(ids, self.weight).float()
 
     @property
     def weight(self) -> Tensor:
-        """[rows, size]; float32 where a tied output layer keeps it packed."""
+        """The weight [rows, size]; float32 if a tied output layer keeps it packed."""
         if self._layer is not None:
             return Unpacked(self._layer)
         if self._weight is None:
@@ -102,7 +102,7 @@ class Table(nn.Module):
 
 @torch.no_grad()
 def pack(model: nn.Module, ops: KernelSet, scheme: QuantScheme) -> int:
-    """Pack a model's linear layers, one at a time; bytes that a pass over one token reads."""
+    """Pack linear layers one at a time; return the bytes that a pass over a token reads."""
     output, words = (_table(model, f"get_{side}_embeddings") for side in ("output", "input"))
     linears, tables = _owners_by_module(model, nn.Linear), _owners_by_module(model, nn.Embedding)
     layers: dict[int, LinearLayer] = {}
@@ -127,7 +127,7 @@ def pack(model: nn.Module, ops: KernelSet, scheme: QuantScheme) -> int:
 
 
 def _table(model: nn.Module, getter: str) -> nn.Module | None:
-    """The model's output layer or input embedding, according to `transformers`."""
+    """Return the model's output layer or input embedding, according to `transformers`."""
     get: Callable[[], nn.Module | None] | None = getattr(model, getter, None)
     return get() if get is not None else None
 
@@ -135,10 +135,10 @@ def _table(model: nn.Module, getter: str) -> nn.Module | None:
 def _owners_by_module(
     model: nn.Module, kind: type
 ) -> list[tuple[Any, list[tuple[nn.Module, str]]]]:
-    """Each module of exactly this type, and where it hangs: layers may share one."""
+    """Return each module of exactly this type with its owners' attributes: layers may share one."""
     by_id: dict[int, tuple[Any, list[tuple[nn.Module, str]]]] = {}
     for parent in model.modules():
-        # Not named_children: it leaves out a module's second name.
+        # Not named_children, which omits a module's second name.
         for name, child in parent._modules.items():
             if type(child) is kind:
                 by_id.setdefault(id(child), (child, []))[1].append((parent, name))
@@ -151,7 +151,7 @@ def _replace(owners: list[tuple[nn.Module, str]], module: nn.Module) -> None:
 
 
 def _to_float32(model: nn.Module) -> int:
-    """Convert the remaining layers; returns their bytes."""
+    """Convert the remaining layers to float32, and return their bytes."""
     total = 0
     for tensor in (*model.parameters(), *model.buffers()):
         if tensor.is_floating_point() and tensor.dtype != torch.float32:
@@ -161,7 +161,7 @@ def _to_float32(model: nn.Module) -> int:
 
 
 def move(model: nn.Module, ops: KernelSet) -> None:
-    """Bring a packed model to the device of other kernels.
+    """Move a packed model to the device of other kernels.
 
     Raises `TypeError` unless it was packed by kernels that keep weights as tensors
     (`ReferenceLinear`). Between layers activations stay float32, as on a CPU; linear layers compute

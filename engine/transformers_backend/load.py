@@ -1,4 +1,4 @@
-"""From a model of `transformers` to a `TransformersModel`."""
+"""Loads a model of `transformers` as a `TransformersModel`."""
 
 from __future__ import annotations
 
@@ -48,10 +48,10 @@ from kernels import KernelSet
 
 log = logging.getLogger(__name__)
 
-#: The context of a model whose config names none: a state-space model has no limit of its own.
+#: The context length if config.json has none: state-space models have no inherent limit.
 DEFAULT_LENGTH = 2048
 _LENGTHS = ("max_position_embeddings", "max_seq_len", "n_positions", "seq_length")
-#: What `transformers` raises for a folder that it can't make sense of.
+#: Exceptions that `transformers` raises for an invalid folder.
 _FAILURES = (
     OSError,
     ValueError,
@@ -60,7 +60,7 @@ _FAILURES = (
     AttributeError,
     ArithmeticError,
     ImportError,
-    AssertionError,  # torch's, of a padding index
+    AssertionError,  # torch's, for an invalid padding index
     RuntimeError,
     SafetensorError,
     StrictDataclassError,
@@ -68,18 +68,18 @@ _FAILURES = (
 
 
 class Source:
-    """A model folder, or a class from outside and its folder.
+    """A model folder, optionally with an external class.
 
     Args:
         folder: with config.json and weights.
         raw: config.json with the engine's settings applied.
-        trust_remote_code: run the code that the folder brings.
-        outside: a registered `PreTrainedModel` class; by default `transformers`' own.
-        dummy: make random weights instead of reading any.
-        form: how the checkpoint was quantised; None: it wasn't. `transformers` then gets the
-            weights as plain ones.
+        trust_remote_code: run the folder's code.
+        outside: a registered `PreTrainedModel` class; by default that of `transformers`.
+        dummy: make random weights instead of reading them.
+        form: the checkpoint's quantization format, or None. `transformers` gets dequantized
+        weights.
 
-    Raises `ModelLoadError` for a model that `transformers` has no causal language model for.
+    Raises `ModelLoadError` if `transformers` has no causal language model for it.
     """
 
     def __init__(
@@ -94,9 +94,9 @@ class Source:
         self.folder, self.trust, self.dummy, self._form = folder, trust_remote_code, dummy, form
         raw = {name: value for name, value in raw.items() if name != "quantization_config"}
         self._maker: Any = AutoModelForCausalLM if outside is None else outside
-        #: Whether its prompts may contain pictures.
+        #: Whether prompts may contain pictures.
         self.sees = False
-        #: How the text part of a model that takes media is loaded, for messages; "": it has none.
+        #: For messages: how the text part of a multimodal model can be loaded; "" if it has none.
         self.text_part = ""
         self.config: PreTrainedConfig = self._config(raw, outside)
         if outside is None:
@@ -109,7 +109,7 @@ class Source:
             )
 
     def _config(self, raw: dict[str, Any], outside: Any) -> PreTrainedConfig:
-        """config.json as `transformers` reads it."""
+        """Return config.json as an object of `transformers`."""
         code = raw.get("auto_map") and not self.trust and outside is None
         if code and raw.get("model_type") not in CONFIG_MAPPING:
             raise ModelLoadError(
@@ -132,7 +132,7 @@ class Source:
             ) from error
 
     def _check(self) -> None:
-        """Refuse what has no causal language model."""
+        """Raise `ModelLoadError` if there is no causal language model."""
         remote = "AutoModelForCausalLM" in (getattr(self.config, "auto_map", None) or {})
         if remote and self.trust:
             return
@@ -168,14 +168,14 @@ class Source:
 
     @property
     def rotates(self) -> bool:
-        """Whether its config has a place for rotary embedding's settings."""
+        """Whether its config has settings for rotary embedding."""
         text = self.config.get_text_config(decoder=True)
         return getattr(text, "rope_parameters", None) is not None
 
     def spec(self, max_model_len: int | None) -> TransformersSpec:
-        """What config.json tells; the rest comes from exploring the model.
+        """Return the spec as far as config.json determines it; exploring the model completes it.
 
-        max_model_len: the wanted context, which a model without a limit of its own takes.
+        max_model_len: the requested context length, used by models without a limit.
         """
         config = self.config
         text = config.get_text_config(decoder=True)
@@ -195,7 +195,7 @@ class Source:
         )
 
     def model(self, dtype: torch.dtype) -> nn.Module:
-        """The model with its weights, in evaluation mode."""
+        """Load the model with its weights, in evaluation mode."""
         options: dict[str, Any] = {"dtype": dtype, "attn_implementation": "eager"}
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -227,7 +227,7 @@ class Source:
         return loaded
 
     def _class(self) -> Any:
-        """The model's own class, which takes tensors instead of a folder."""
+        """Return the model's class, to be loaded from tensors instead of a folder."""
         if self._maker not in (AutoModelForCausalLM, AutoModelForImageTextToText):
             return self._maker
         mapping = self._maker._model_mapping
@@ -252,7 +252,7 @@ class Source:
         return model.eval()
 
     def _check_read(self, info: dict[str, Any]) -> None:
-        """A tensor that the checkpoint lacks would be random."""
+        """Raise `ModelLoadError` for missing tensors, which would have random values."""
         for kind in ("missing_keys", "mismatched_keys"):
             if info.get(kind):
                 some = ", ".join(sorted(str(key) for key in info[kind])[:5])
@@ -265,7 +265,7 @@ class Source:
 
 
 def _class_name(auto_class: Any, config: PreTrainedConfig) -> str:
-    """Name of the class that an auto class makes of a config; "" for none."""
+    """Return the name of an auto class's class for a config, or ""."""
     mapping = auto_class._model_mapping
     return mapping[type(config)].__name__ if type(config) in mapping else ""
 
@@ -275,7 +275,7 @@ def _names(raw: dict[str, Any]) -> str:
 
 
 def _decoded(value: Any) -> Any:
-    """JSON as `transformers` writes it: infinities are objects there."""
+    """Decode JSON as `transformers` writes it, with infinities as objects."""
     if isinstance(value, dict):
         if value.keys() == {"__float__"}:
             return float(value["__float__"])
@@ -284,7 +284,7 @@ def _decoded(value: Any) -> Any:
 
 
 def _rope(config: PreTrainedConfig) -> RopeSpec | None:
-    """The scaling that stretches the context, where it's one that we know."""
+    """Return the rope scaling that extends the context, if it is a known one."""
     rope = getattr(config, "rope_parameters", None)
     if not isinstance(rope, dict) or not isinstance(rope.get("rope_type"), str):
         return None
@@ -296,7 +296,7 @@ def _rope(config: PreTrainedConfig) -> RopeSpec | None:
 
 _EXPLORED_TOKENS = 8
 _CHOOSING = ("sparse", "indexed", "compressed")
-#: What a model raises that isn't called as it expects.
+#: Exceptions that a model raises when it is called in an unexpected way.
 _BUILD_FAILURES = (RuntimeError, ValueError, TypeError, AttributeError, LookupError)
 
 
@@ -309,9 +309,9 @@ def load_bridge(
     progress: Callable[[int, int], None],
     scheme: QuantScheme = QuantScheme(),  # noqa: B008
 ) -> TransformersModel:
-    """Load, explore and prove a model.
+    """Load, explore and verify a model.
 
-    Raises `ModelLoadError` with the reason when the paged cache can't serve it.
+    Raises `ModelLoadError` with the reason if it can't use the paged cache.
     """
     register()
     progress(0, 2)
@@ -345,9 +345,9 @@ def bridge(
     scheme: QuantScheme = QuantScheme(),  # noqa: B008
     kind: type[TransformersModel] = TransformersModel,
 ) -> TransformersModel:
-    """Turn a model's attention over to the paged kernels.
+    """Make a model use the paged attention kernels.
 
-    Raises `UnsupportedAttention`, and whatever a model raises that can't run so.
+    Raises `UnsupportedAttention`, and whatever an incompatible model raises.
     """
     num_parameters = sum(tensor.numel() for tensor in model.parameters())
     decode_bytes = pack(model, ops, scheme)
@@ -363,7 +363,7 @@ def bridge(
 
 
 def without_windows(bridged: TransformersModel) -> None:
-    """Let every layer attend to everything."""
+    """Disable the sliding windows of all layers."""
     for layer in bridged.layers:
         layer.window = 0
     bridged.spec = dataclasses.replace(
@@ -372,9 +372,9 @@ def without_windows(bridged: TransformersModel) -> None:
 
 
 def _is_stateful(bridged: TransformersModel) -> bool:
-    """Whether sequences carry a state; NotPageable if it isn't where the bridge can keep it."""
+    """Whether sequences have a state. Raises `UnsupportedAttention` for unsupported kinds."""
     for kind in getattr(bridged.model.config, "layer_types", None) or ():
-        # Over a few tokens they choose all of them, so that exploring wouldn't tell.
+        # Over a few tokens they select all of them, so that exploring wouldn't show it.
         if any(word in kind for word in _CHOOSING):
             raise UnsupportedAttention(f"its {kind} layers choose the tokens that they attend to")
     declared = bool(getattr(bridged.model, "_is_stateful", False))
@@ -390,7 +390,7 @@ def _is_stateful(bridged: TransformersModel) -> bool:
 
 @torch.inference_mode()
 def _explore(bridged: TransformersModel, max_model_len: int) -> tuple[list[PagedLayer], int]:
-    """The attention calls of one pass over a few tokens, and the elements of its state."""
+    """Return the attention calls of a pass over a few tokens, and the size of its state."""
     model, run = bridged.model, AttentionProbe(max_model_len)
     use_attention(model, EXPLORED)
     ids = torch.arange(_EXPLORED_TOKENS)[None]
@@ -410,7 +410,7 @@ def _explore(bridged: TransformersModel, max_model_len: int) -> tuple[list[Paged
 def _completed(
     bridged: TransformersModel, num_parameters: int, state_size: int
 ) -> TransformersSpec:
-    """The spec with what exploring has found."""
+    """Return the spec completed with the results of exploring."""
     layers = bridged.layers
     shapes = {(layer.num_kv_heads, layer.size) for layer in layers}
     return dataclasses.replace(
@@ -425,7 +425,7 @@ def _completed(
 
 
 def _freeze_rope(model: nn.Module, max_model_len: int) -> None:
-    """Choose scalings that depend on the longest position once: a cached key must not change."""
+    """Fix scalings that depend on the longest position, because cached keys must not change."""
     for module in model.modules():
         kinds = getattr(module, "rope_type", None)
         if isinstance(kinds, str) and _moves(kinds):

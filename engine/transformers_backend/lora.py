@@ -1,9 +1,8 @@
-"""Adapters of a bridged model: its linear layers and its embedding, found by name.
+"""LoRA adapters of a bridged model: its linear layers and its embedding, by name.
 
-A hook behind each of them adds what the rows of the pass that is under way get from their adapters.
-Which rows these are is known where a module is given all of a pass's tokens in order; one that is
-given others (an expert, say) can't have adapters, and what it's given shows while the model is
-explored.
+A hook on each of them adds the outputs of the adapters of the current pass's rows. The rows are
+known if a module gets all of a pass's tokens in order. Modules that get others (such as experts)
+can't have adapters; they are recognized while the model is explored.
 """
 
 from __future__ import annotations
@@ -42,16 +41,16 @@ class ConvLayer(LinearLayer):
 
 @dataclass(slots=True)
 class LoraForwardState:
-    """The pass that is under way. One at a time.
+    """The current pass; there is one at a time.
 
     Attributes:
-        shape: sequences and tokens of each.
-        adapters: of its tokens, in order.
-        num_logits_rows: tokens whose rows the output layer gets; None: all.
-        heads: the adapters of those.
-        watching: modules are looked at, not adapted: see `strange`.
-        strange: those that were given other rows than a pass has.
-        seen: those that were given any.
+        shape: (number of sequences, tokens of each).
+        adapters: the adapters of its tokens, in order.
+        num_logits_rows: the number of rows for the output layer; None for all.
+        heads: the adapters of these rows.
+        watching: whether modules are observed instead of adapted.
+        strange: observed modules that got other rows than the pass's.
+        seen: observed modules that got any rows.
     """
 
     shape: tuple[int, int] = (0, 0)
@@ -63,13 +62,13 @@ class LoraForwardState:
     seen: set[str] = field(default_factory=set)
 
     def begin(self, shape: tuple[int, int], adapters: StepAdapters, rows: Tensor | None) -> None:
-        """A pass begins. `rows`: of its tokens, those that the output layer is given."""
+        """Begin a pass. `rows` are the tokens whose rows the output layer gets."""
         self.shape, self.adapters = shape, adapters
         self.num_logits_rows = None if rows is None else len(rows)
         self.heads = adapters if rows is None else adapters.for_rows(rows)
 
     def end(self) -> None:
-        """It's over."""
+        """End the pass."""
         self.shape, self.num_logits_rows = (0, 0), None
         self.adapters = self.heads = NO_ADAPTERS
 
@@ -81,7 +80,7 @@ class LoraForwardState:
         sequences, tokens = self.shape
         if output and self.num_logits_rows is not None:
             tokens = self.num_logits_rows
-        # Dimensions of 1 don't change whose row is whose.
+        # Dimensions of 1 don't change the order of rows.
         output_shape = tuple(size for size in shape if size != 1)
         rows = tuple(size for size in (sequences, tokens) if size != 1)
         if output_shape not in (rows, (sequences * tokens,)):
@@ -89,20 +88,20 @@ class LoraForwardState:
 
 
 class LoraModules:
-    """The modules of a model that adapters may change.
+    """The modules of a model that adapters can modify.
 
     Attributes:
-        linears: by the names of their modules, with / for each dot.
-        biased: those of them with a bias.
-        embedding: the words' table in the same way; None: it's of a kind that can't be changed.
-        output: slot of the output layer, which has a row for each token as the embedding has; ""
-            where there's none such.
-        tied: the output layer has the embedding's rows.
-        step: what the modules must know of the pass that is under way.
+        linears: linear layers by module name, with / instead of dots.
+        biased: those with a bias.
+        embedding: the token embedding's name; None if it is of an unsupported kind.
+        output: slot of the output layer, which has a row per token like the embedding; "" if
+        there is none.
+        tied: whether the output layer shares the embedding's weight.
+        step: the state of the current pass.
     """
 
     def __init__(self, model: nn.Module, ops: KernelSet, words: nn.Module | None) -> None:
-        """`words`: the embedding of the model's tokens."""
+        """`words` is the token embedding."""
         self._ops = ops
         self.step = LoraForwardState()
         self.linears: dict[str, LinearLayer] = {}
@@ -129,7 +128,7 @@ class LoraModules:
                 self._hooks[name] = module.register_forward_hook(hook)
 
     def settle(self) -> None:
-        """The model was explored: what was given strange rows, or none, can't have adapters."""
+        """Exclude modules that got other rows, or none, while the model was explored."""
         step = self.step
         step.watching = False
         for name in (*self.linears, *([self.embedding[0]] if self.embedding else ())):
@@ -144,7 +143,7 @@ class LoraModules:
             self.output = ""
 
     def clear(self) -> None:
-        """None may be changed any more: let go of their layers, which go elsewhere."""
+        """Remove all modules, whose layers move to another device."""
         for hook in self._hooks.values():
             hook.remove()
         self._hooks.clear()
@@ -153,17 +152,17 @@ class LoraModules:
         self.embedding, self.output = None, ""
 
     def add(self, y: Tensor, x: Tensor, uses: list[LoraSegment]) -> None:
-        """Change y [rows, outputs] in place."""
+        """Add the adapters' outputs to y [rows, outputs] in place."""
         self._ops.add_lora(y, x, uses)
 
     def change_logits(self, y: Tensor, x: Tensor, adapters: StepAdapters) -> None:
-        """Change what the output layer gives, y [rows, tokens] of x, in place."""
+        """Add the adapters' outputs to the logits y [rows, tokens] of x in place."""
         for adapter, rows in adapters.groups:
             if adapter.head is not None:
                 adapter.head.change(self._ops, y, x, rows)
 
     def change(self, x: Tensor, ids: Tensor, adapters: StepAdapters) -> None:
-        """Change rows x [tokens, width] of the embedding in place."""
+        """Add the adapters' outputs to embeddings x [tokens, width] in place."""
         for adapter, rows in adapters.groups:
             if adapter.embedding is not None:
                 adapter.embedding.change(self._ops, x, ids, rows)
@@ -176,7 +175,7 @@ class _LinearHook:
         self._modules, self._name, self._output = modules, name, output
 
     def __call__(self, module: nn.Module, inputs: tuple[Tensor, ...], y: Tensor) -> Tensor | None:
-        """`y` with what the pass's rows get; None: it stays."""
+        """Return `y` with the adapters' outputs; None if it is unchanged."""
         step, x = self._modules.step, inputs[0]
         if step.watching:
             step.observe(self._name, tuple(x.shape[:-1]), output=self._output)
@@ -207,7 +206,7 @@ class _EmbeddingHook:
         self._modules, self._name = modules, name
 
     def __call__(self, module: nn.Module, inputs: tuple[Tensor, ...], y: Tensor) -> Tensor | None:
-        """`y` with what the pass's tokens get; None: it stays."""
+        """Return `y` with the adapters' outputs; None if it is unchanged."""
         step, ids = self._modules.step, inputs[0]
         if step.watching:
             step.observe(self._name, tuple(ids.shape), output=False)

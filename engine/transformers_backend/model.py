@@ -1,8 +1,8 @@
 """`TransformersModel`: a causal language model of `transformers` over the paged KV cache.
 
-All tokens of a step go through the model as one sequence without padding; only attention knows
-where a sequence ends. A model that carries a state from token to token (`states`) can't be run so:
-there a step is one pass for each prompt, and one for all sequences that decode.
+All tokens of a step pass through the model as one sequence without padding; only attention
+distinguishes sequences. This isn't possible for models with a recurrent state: there a step is a
+pass for each prompt, and one for all decoding sequences.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from kernels.lora import LayerLoras
 
 
 def token_rows(starts: list[int], counts: list[int]) -> Tensor:
-    """int64: the rows [start, start + count) of each sequence, one after another."""
+    """Return the rows [start, start + count) of all sequences in order, int64."""
     parts = [torch.arange(s, s + n) for s, n in zip(starts, counts, strict=True)]
     return torch.cat(parts)
 
@@ -47,9 +47,9 @@ def token_rows(starts: list[int], counts: list[int]) -> Tensor:
 def select_sequences(
     context: AttentionMetadata, sequences: list[int], starts: list[int], counts: list[int]
 ) -> AttentionMetadata:
-    """The context of some tokens: of each sequence `count` from row `start` on.
+    """Return the context of `count` tokens from row `start` on of each sequence.
 
-    A sequence ends with the last of them for now: its later tokens aren't there yet.
+    Each sequence ends with the last of these; its later tokens follow in another pass.
     """
     host, device = context.host or context, context.positions.device
     rows = token_rows(starts, counts).to(device)
@@ -82,12 +82,11 @@ class TransformersSpec:
     """The bridge's counterpart of `DecoderSpec`. Sizes are in elements.
 
     Attributes:
-        num_layers: attention calls of a forward pass, which is how many KV caches there are.
-        kv_sizes: of each of these, the keys and values that one token takes.
-        sliding_windows: each one's sliding window, 0 for full attention; () where the sizes
-        differ: then
-            all keep their blocks, and windows are kept by masking.
-        state_size: of what a sequence keeps beside keys and values; 0: nothing.
+        num_layers: attention calls of a forward pass, each of which has a KV cache.
+        kv_sizes: each one's size of keys and values per token.
+        sliding_windows: each one's sliding window, 0 for full attention. () if the sizes
+        differ: then all blocks are kept, and windows are applied by masking.
+        state_size: the size of a sequence's recurrent state; 0 without one.
     """
 
     architecture: str
@@ -106,14 +105,14 @@ class TransformersSpec:
 
     @property
     def state_bytes(self) -> int:
-        """Of what a sequence keeps beside keys and values."""
+        """Size of a sequence's recurrent state in bytes."""
         return 4 * self.state_size
 
     def kv_bytes_per_token(self, element_size: int, num_layers: int | None = None) -> int:
-        """Bytes of KV cache that one token takes over `num_layers` layers, by default all.
+        """Return the bytes of KV cache per token in `num_layers` layers, by default all.
 
-        A model without attention keeps no keys and values. So that the pool still bounds how many
-        sequences run, a token then takes its share of a state in a context of full length.
+        For a model without attention a token counts as its share of a state at full context length,
+        so that the pool still limits the number of running sequences.
         """
         if not self.kv_sizes:
             return -(-self.state_bytes // self.max_position_embeddings)
@@ -123,19 +122,20 @@ class TransformersSpec:
 
 
 class TransformersModel:
-    """One model of `transformers`, with its attention turned over to the paged kernels.
+    """A model of `transformers` with paged attention.
 
     Args:
-        model: in evaluation mode, its attention implementation set to `interface.PAGED`.
-        ops: kernels of the device.
-        spec: what the rest of the engine must know; exploring the model completes it.
-        decode_bytes: weights that a decode step of one sequence reads, all experts counted.
+        model: the model in evaluation mode, with `PAGED` as attention implementation.
+        ops: the device's kernels.
+        spec: the model's description, completed by exploring it.
+        decode_bytes: bytes of weights that a decode step reads, including all experts.
 
     Attributes:
-        layers: its attention calls, in order.
-        stateful: sequences carry a state that no block of the cache holds.
-        continues: a state can be carried over several tokens in one pass; else one by one.
-        adapted: the modules that adapters may change. adapter_refusal: why none may; "": they may.
+        layers: its attention calls in order.
+        stateful: whether sequences have a recurrent state outside the cache's blocks.
+        continues: whether a pass over several tokens can continue from a state.
+        adapted: the modules that adapters can modify. adapter_refusal: why there can be no
+        adapters, or "".
     """
 
     adapter_refusal = ""
@@ -154,15 +154,15 @@ class TransformersModel:
         self.adapted = LoraModules(model, ops, None if words is None else words())
 
     def to_device(self, ops: KernelSet) -> None:
-        """Run on other kernels from now on; see `linear.move`."""
-        self.adapted.clear()  # they'd keep the host's weights
+        """Move to other kernels; see `linear.move`."""
+        self.adapted.clear()  # they would keep the host's weights alive
         move(self.model, ops)
-        # A copy of its own: the runner puts its attention into it.
+        # A copy, because the runner replaces its attention.
         self.ops = copy.copy(ops)
         self.adapter_refusal = "Adapters of models of the Transformers bridge run on CPUs alone."
 
     def load(self, weights: Weights, progress: Callable[[int, int], None]) -> None:
-        """`transformers` has read the weights."""
+        """Do nothing: `transformers` has read the weights."""
 
     def allocate_kv(
         self,
@@ -171,7 +171,7 @@ class TransformersModel:
         dtype: torch.dtype,
         layout: KVCacheConfig | None = None,
     ) -> None:
-        """Make each layer's caches; those of one layer slot share theirs, see `KVCacheConfig`."""
+        """Allocate the layers' caches; layers in a slot share theirs, see `KVCacheConfig`."""
         layout = layout or single_group_config(len(self.layers))
         slots: dict[int, tuple[Tensor, Tensor]] = {}
         groups_and_slots = zip(layout.group_by_layer(), layout.slot_by_layer(), strict=True)
@@ -189,22 +189,22 @@ class TransformersModel:
         return [layer.caches for layer in self.layers if layer.caches is not None]
 
     def keep(self, rows: set[int]) -> None:
-        """Forget the states of the sequences whose rows of the batch aren't these."""
+        """Discard the states of all other rows of the batch."""
         for row in self._states.keys() - rows:
             del self._states[row]
 
     def release_kv(self) -> None:
-        """Let caches and states go, until `allocate_kv` makes new ones."""
+        """Free caches and states until `allocate_kv` is called again."""
         self._states.clear()
         for layer in self.layers:
             layer.caches = None
 
     @torch.inference_mode()
     def forward(self, token_ids: Tensor, context: AttentionMetadata) -> Tensor:
-        """float32 [num_rows, vocab_size]: what `logits` takes.
+        """Return float32 [num_rows, vocab_size] for `logits`.
 
-        Unlike the native decoder's, these are logits already: many architectures do something to
-        them behind their output layer.
+        Unlike the native decoder's hidden states these are logits, because many architectures
+        transform the logits after their output layer.
         """
         if self.stateful:
             return self._forward_by_state(token_ids, context)
@@ -212,7 +212,7 @@ class TransformersModel:
         return self._pass(token_ids[None], context, rows)[0]
 
     def logits(self, hidden: Tensor, adapters: StepAdapters = NO_ADAPTERS) -> Tensor:
-        """`hidden` itself, see `forward`; what adapters do to it is done."""
+        """Return `hidden`, which already contains the adapters' outputs; see `forward`."""
         return hidden
 
     def _pass(
@@ -222,9 +222,9 @@ class TransformersModel:
         rows: Tensor | None,
         cache: StateCache | None = None,
     ) -> Tensor:
-        """float32 [batch, rows, vocab_size] of token ids [batch, tokens].
+        """Return float32 [batch, rows, vocab_size] for token ids [batch, tokens].
 
-        rows: which tokens' logits are wanted, None: all.
+        rows: the tokens whose logits are returned; None for all.
         """
         arguments: dict[str, Any] = {"input_ids": token_ids, "use_cache": cache is not None}
         if cache is not None:
@@ -250,30 +250,30 @@ class TransformersModel:
         return logits.float()
 
     def _embed(self, token_ids: Tensor, indices: Tensor, vectors: Tensor) -> Tensor:
-        """[1, tokens, hidden]: the words' embeddings, with an encoder's vectors at `indices`."""
+        """Return embeddings [1, tokens, hidden], with an encoder's vectors at `indices`."""
         ids = token_ids.clone()
-        ids[0, indices] = 0  # a placeholder may be no word
+        ids[0, indices] = 0  # a placeholder may be outside the vocabulary
         embeds: Tensor = self.model.get_input_embeddings()(ids)  # type: ignore[operator]
         embeds[0, indices] = vectors.to(embeds)
         return embeds
 
     @property
     def lora_slots(self) -> None:
-        """Adapters have no slots here."""
+        """Return nothing: modules are addressed by name."""
         return None
 
     @property
     def weight_dtype(self) -> torch.dtype:
-        """Of what linear layers are given, which is float32 on a CPU."""
+        """The dtype of linear layers' inputs, which is float32 on a CPU."""
         return torch.float32
 
     def lora_linears(self, layer: int) -> dict[str, LinearLayer]:
-        """All linear layers that adapters may change, by their slots; they are in layer 0."""
+        """Return all linear layers that adapters can modify, by slot, as those of layer 0."""
         return self.adapted.linears
 
     @property
     def embedding(self) -> Tensor:
-        """The words' table."""
+        """The token embedding."""
         if self.adapted.embedding is None:
             raise RuntimeError("this model's embedding can't be adapted")
         return self.adapted.embedding[1].weight
@@ -284,16 +284,16 @@ class TransformersModel:
         return self.adapted.linears[self.adapted.output]
 
     def lora_table(self, layers: LayerLoras) -> None:
-        """There is no call for all layers."""
+        """Return None: there is no single call for all layers."""
 
     @property
     def cache_argument(self) -> str:
-        """The argument of the model's forward that takes its cache, "": it takes none."""
+        """The name of the cache argument of the model's forward, or ""."""
         names = ("past_key_values", "cache_params")
         return next((name for name in names if name in self._arguments), "")
 
     def new_cache(self) -> StateCache:
-        """The empty state of a sequence."""
+        """Return the empty state of a sequence."""
         config: Any = self.model.config
         return StateCache(config=config)
 
@@ -329,13 +329,13 @@ class TransformersModel:
         return out
 
     def _strides(self, first: int, count: int) -> list[tuple[int, int]]:
-        """(offset, tokens) of the passes over `count` tokens from position `first` on."""
+        """Return (offset, tokens) of the passes over `count` tokens from position `first` on."""
         if first == 0 or self.continues:
             return [(0, count)]
         return [(offset, 1) for offset in range(count)]
 
     def _state(self, owner: int, position: int) -> StateCache:
-        """The state of the sequence in row `owner`, which has computed `position` tokens."""
+        """Return the state of the sequence in row `owner`, which has computed `position` tokens."""
         if position == 0:
             return self.new_cache()
         cache = self._states.pop(owner, None)
@@ -356,7 +356,7 @@ class TransformersModel:
         caches: list[StateCache],
         logits_rows: Tensor,
     ) -> Tensor:
-        """Logits of the requested ones among `count` tokens of each of these sequences."""
+        """Return the logits of the requested tokens among `count` tokens of each sequence."""
         part = select_sequences(context, sequences, starts, [count] * len(starts))
         rows = token_rows(starts, [count] * len(starts))
         local = _matches(logits_rows, rows)[1].to(token_ids.device)
@@ -372,7 +372,7 @@ class TransformersModel:
 
 
 def _matches(logits_rows: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
-    """(places in `wanted`, places in `rows`, which ascends) of the rows that are in both."""
+    """Return the indices in `wanted` and in `rows` (ascending) of the rows in both."""
     indexes = torch.searchsorted(rows, logits_rows).clamp(max=len(rows) - 1)
     matching = torch.nonzero(rows[indexes] == logits_rows).flatten()
     return matching, indexes[matching]

@@ -1,9 +1,9 @@
-"""The proof at load: what the paged cache serves equals what the model computes by itself.
+"""Verification at load that paged attention computes what the model computes by itself.
 
-A few tokens go through the model's own attention, and then, as parts of a batch and in pieces,
-through the paged one. Whatever the bridge doesn't know of a model (a bias that it adds to the
-scores, tokens that meet outside of attention, positions that it counts by itself) shows as a
-difference, and the model is refused instead of answering wrongly.
+A few tokens pass through the model's own attention, and then, batched and in chunks, through paged
+attention. Anything about the model that the bridge doesn't support (a bias added to scores, tokens
+that interact outside of attention, positions that it counts itself) shows as a difference. Then the
+model is refused instead of giving wrong answers.
 """
 
 from __future__ import annotations
@@ -24,22 +24,22 @@ from engine.transformers_backend.attention import (
 )
 from engine.transformers_backend.model import TransformersModel
 
-#: What attention modules pass to change the scores, and the paged kernels don't do.
+#: Arguments of attention modules that change the scores and that the paged kernels don't support.
 _UNKNOWN = ("position_bias", "indices", "block_indices", "sinks", "bias", "attn_bias")
 
-#: Numbers of masks: far enough apart that a mask to which something was added isn't another one.
+#: Mask numbers, so far apart that a mask with something added isn't taken for another one.
 _FIRST, _APART = 2, 7
 
 
 class UnsupportedAttention(Exception):
-    """Why a model's attention can't run over the paged cache: the message, without its subject."""
+    """A model can't use paged attention. The message is the reason, without a subject."""
 
 
 class AttentionProbe:
-    """A run that writes down what each attention call is like; its results mean nothing.
+    """A handler that records each attention call; its results are meaningless.
 
     Args:
-        max_model_len: for which contexts windows are found.
+        max_model_len: the context length for which windows are determined.
     """
 
     def __init__(self, max_model_len: int) -> None:
@@ -48,7 +48,7 @@ class AttentionProbe:
         self._masks: list[int | str] = []
 
     def attend(self, call: AttentionCall) -> Tensor:
-        """See `Run`."""
+        """See `AttentionHandler`."""
         query, key, value = call.query, call.key, call.value
         for name in _UNKNOWN:
             if call.options.get(name) is not None:
@@ -73,9 +73,9 @@ class AttentionProbe:
         )
 
     def mask(self, **arguments: Any) -> Tensor:
-        """A mask that says which one it is: full of its number.
+        """Return a mask that identifies itself: it is filled with its number.
 
-        None is 1, which a mask is that became bool.
+        No number is 1, the value of a mask that was converted to bool.
         """
         try:
             window: int | str = window_of(arguments["mask_function"], self._max_model_len)
@@ -86,7 +86,7 @@ class AttentionProbe:
         return torch.full(shape, float(_FIRST + _APART * (len(self._masks) - 1)))
 
     def _window(self, call: AttentionCall) -> int:
-        """The window of the mask that the layer was given."""
+        """Return the window of the layer's mask."""
         mask = call.mask
         if mask is None:
             causal = call.options.get("is_causal")
@@ -104,15 +104,14 @@ class AttentionProbe:
 
 
 _BLOCK = 4
-#: Of the spread of the logits: float32 sums in another order differ by 1e-5 of it.
+#: Relative to the spread of the logits. Other orders of float32 sums differ by 1e-5.
 _TOLERANCE = 2e-3
 _LENGTHS = (9, 6, 1)
 
 
 @torch.inference_mode()
 def verify_parity(bridged: TransformersModel) -> None:
-    """Raise `UnsupportedAttention` unless both ways give the same logits. Leaves no cache
-    behind."""
+    """Raise `UnsupportedAttention` unless both ways give the same logits. The caches are freed."""
     vocab = bridged.spec.vocab_size
     generator = torch.Generator().manual_seed(0)
     texts = [torch.randint(0, vocab, (length,), generator=generator) for length in _LENGTHS]
@@ -132,7 +131,7 @@ def verify_parity(bridged: TransformersModel) -> None:
 
 
 def _reference_logits(bridged: TransformersModel, text: Tensor) -> Tensor:
-    """float32 [tokens, vocab] by the model's own attention."""
+    """Return logits of the model's own attention, float32 [tokens, vocab]."""
     use_attention(bridged.model, "eager")
     try:
         arguments: dict[str, Any] = {"input_ids": text[None], "use_cache": False}
@@ -147,9 +146,9 @@ def _batched_logits(bridged: TransformersModel, texts: list[Tensor]) -> list[Ten
 
 
 def _chunked_logits(bridged: TransformersModel, texts: list[Tensor], size: int) -> list[Tensor]:
-    """Logits when each step takes `size` tokens of every text that has come and has some left.
+    """Return logits when each step takes `size` tokens of every text that has arrived.
 
-    Each text comes a step after the one before, so that they stand at different positions.
+    Each text arrives a step after the previous one, so that their positions differ.
     """
     chunks: list[list[Tensor]] = [[] for _ in texts]
     done = [0] * len(texts)
@@ -174,7 +173,7 @@ def _run_step(
     counts: list[int],
     rows: list[int] | None = None,
 ) -> list[Tensor]:
-    """One step: logits of the `count` tokens of each text from `start` on; text r has row r."""
+    """Return logits of `count` tokens of each text from `start` on; text r is in row r."""
     owners = rows or list(range(len(texts)))
     # Text r has blocks 4 r to 4 r + 3.
     tables = torch.tensor([[4 * owner + block for block in range(4)] for owner in owners])
@@ -205,7 +204,7 @@ def _compare(ours: list[Tensor], served: list[Tensor], what: str) -> None:
 
 
 def is_close(ours: list[Tensor], served: list[Tensor]) -> bool:
-    """Whether logits differ by less than float32 sums in another order do."""
+    """Whether logits differ by no more than other orders of float32 sums do."""
     spread = max(float(logits.std()) for logits in ours)
     return all(
         float((mine - theirs).abs().max()) <= _TOLERANCE * max(spread, 1e-6)

@@ -1,7 +1,7 @@
-"""Models of `transformers` that see: their own towers in front of a bridged text model.
+"""Vision models of `transformers`: their own towers in front of a bridged text model.
 
-A picture is vectors in the place of its tokens' embeddings, and nothing else: which models are so
-is tried when one is loaded, never looked up.
+A picture must affect a model only as vectors that replace its tokens' embeddings. Whether that is
+so is tested when a model is loaded.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from engine.transformers_backend.attention import PAGED, use_attention
 from engine.transformers_backend.model import TransformersModel
 from engine.transformers_backend.verify import UnsupportedAttention, is_close
 
-#: Of the picture by which a model is tried: what is cut into tiles is, and sides differ.
+#: Size of the test picture: large enough to be tiled, with different sides.
 _TRIAL_SIZE = (90, 60)
-#: Tokens before and behind it.
+#: Tokens before and after it.
 _TRIAL_TOKENS = 5
 
 
 class TransformersVisionModel(TransformersModel):
-    """A `TransformersModel` whose prompts may hold pictures."""
+    """A `TransformersModel` whose prompts may contain pictures."""
 
     @property
     def image_features(self) -> Any:
-        """The function of `transformers` from tensors to vectors; None: the model has none."""
+        """Return the function of `transformers` from tensors to vectors; None if there is none."""
         owners = (self.model, getattr(self.model, "base_model", None))
         functions = (getattr(owner, "get_image_features", None) for owner in owners)
         return next(filter(None, functions), None)
@@ -67,8 +67,8 @@ def _supported_arguments(function: Any, arguments: dict[str, Any]) -> dict[str, 
 
 
 def verify_pictures(bridged: TransformersVisionModel, folder: Path) -> None:
-    """Raise `UnsupportedAttention` unless a prompt with a picture gets the logits of
-    `transformers`, whole and cut within the picture.
+    """Raise `UnsupportedAttention` unless a prompt with a picture has the logits of `transformers`,
+    both whole and divided within the picture.
     """
     from PIL import Image
 
@@ -97,7 +97,7 @@ def verify_pictures(bridged: TransformersVisionModel, folder: Path) -> None:
 def _reference_logits(
     bridged: TransformersVisionModel, ids: Tensor, prepared: PreparedMedia
 ) -> Tensor:
-    """float32 [tokens, vocab] by the model's own forward pass."""
+    """Return logits of the model's own forward pass, float32 [tokens, vocab]."""
     kinds = (ids == prepared.token_id).long()[None]
     arguments = {
         "input_ids": ids[None],
@@ -118,7 +118,7 @@ def _reference_logits(
 def _chunked_logits(
     bridged: TransformersVisionModel, ids: Tensor, vectors: Tensor, size: int
 ) -> Tensor:
-    """float32 [tokens, vocab] over the paged cache, in steps of `size` tokens."""
+    """Return logits of paged attention in steps of `size` tokens, float32 [tokens, vocab]."""
     bridged.allocate_kv(1, len(ids), torch.float32, single_group_config(len(bridged.layers)))
     try:
         parts = []
