@@ -1,8 +1,8 @@
-"""One function an operation, in several implementations; `get` picks one and says why.
+"""Kernel sets: several implementations of the same operations. `get` selects one and logs why.
 
-`kernels.interface` states the contract of each function. `kernels.reference` holds plain torch
-versions: the oracle of the tests, and what runs where nothing faster can. `kernels.cpu` holds the
-compiled CPU kernels, `kernels.triton` those for GPUs.
+`kernels.interface` defines each operation. `kernels.reference` has plain torch versions, which are
+the tests' oracle and the fallback. `kernels.cpu` has the compiled CPU kernels, `kernels.triton`
+those for GPUs.
 """
 
 from __future__ import annotations
@@ -28,13 +28,15 @@ FORCED = "QUIRE_KERNELS"
 def get(
     device: torch.device | str, *, use_compiled: bool = True, batch_invariant: bool = False
 ) -> KernelSet:
-    """The fastest kernels that work on `device`, the same object each time.
+    """Return the fastest kernels for `device`; repeated calls return the same object.
 
-    `use_compiled=False` gives the plain torch reference. Never raises for want of a compiler or of
-    Triton: the set's `.why` and one log line say what was chosen and why. The environment variable
-    QUIRE_KERNELS ("reference", "cpu" or "triton") chooses instead, and raises `KernelsUnavailable`
-    for any other value and where that set can't run. `batch_invariant` asks for a set that is, and
-    raises `KernelsUnavailable` where there is none.
+    `use_compiled=False` returns the plain torch reference. A missing compiler or Triton is no
+    error: the set's `.why` and a log line say what was chosen and why. The environment variable
+    QUIRE_KERNELS ("reference", "cpu" or "triton") overrides the choice. With `batch_invariant` a
+    row's results don't depend on the batch.
+
+    Raises `KernelsUnavailable` for another value of QUIRE_KERNELS, if that set can't run, or if
+    there is no batch-invariant set.
     """
     kind, forced = torch.device(device).type, os.environ.get(FORCED, "auto")
     key = (kind, use_compiled, forced, batch_invariant)
@@ -62,7 +64,7 @@ def _choose(kind: str, use_compiled: bool, forced: str) -> KernelSet:
 
 
 def _invariant(chosen: KernelSet) -> KernelSet:
-    """The batch-invariant form of a set. Raises `KernelsUnavailable` if it has none."""
+    """Return a set's batch-invariant form. Raises `KernelsUnavailable` if it has none."""
     if chosen.name == "triton":
         from kernels.triton import load
         from kernels.triton.batch_invariant import InvariantTritonKernels

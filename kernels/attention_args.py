@@ -1,4 +1,4 @@
-"""The arguments of one call of attention."""
+"""The arguments of an attention call."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True)
 class BlockSparse:
-    """Which blocks of tokens a query sees: those near its own, and every `stride`-th one.
+    """Block-sparse attention: a query attends to the blocks near its own, and every `stride`-th.
 
-    A query of head h in block i sees, of its own token and those before it, the blocks j with
+    A query of head h in block i attends to the tokens up to its own in the blocks j with
     i - j < local or (j + h * head_step + 1) % stride == 0.
 
     Attributes:
-        block: tokens of a block.
-        local: blocks, the query's own included.
+        block: tokens per block.
+        local: number of local blocks, including the query's own.
         stride: in blocks.
-        head_step: blocks that the pattern moves on by from head to head; 0: all heads see the same.
+        head_step: shift of the pattern between heads, in blocks; 0 if all heads have the same.
     """
 
     block: int
@@ -28,7 +28,7 @@ class BlockSparse:
     head_step: int
 
     def is_masked(self, queries: Tensor, keys: Tensor, heads: int) -> Tensor:
-        """bool [heads, queries, keys], by the positions int64 [queries], [keys]."""
+        """Return bool [heads, queries, keys] for the positions int64 [queries] and [keys]."""
         i, j = queries[:, None] // self.block, keys[None, :] // self.block
         moved = torch.arange(heads, device=keys.device)[:, None] * self.head_step
         strided = (keys // self.block + moved + 1) % self.stride == 0
@@ -37,35 +37,33 @@ class BlockSparse:
 
 @dataclass(slots=True)
 class AttentionArgs:
-    """Ragged queries over paged keys and values, and how scores are made.
+    """Ragged queries over paged keys and values, and the computation of scores.
 
-    S sequences of T queries in all; Hq query heads share Hk key/value heads of D values.
+    There are S sequences with T queries in total; Hq query heads share Hk KV heads of size D.
 
-    A query sees itself and the `sliding_window` - 1 tokens before it (0: all), and with
-    `visible_ends` tokens after it. Scores are
-    scale * q.k, then soft_cap * tanh(score / soft_cap), then + slope of the head * (key position -
-    query position).
+    A query attends to itself and the `sliding_window` - 1 tokens before it (all if 0), and with
+    `visible_ends` to tokens after it. Scores are scale * q.k, then soft_cap * tanh(score /
+    soft_cap), then + the head's slope * (key position - query position).
 
     Attributes:
-        q: [T, Hq, D] of float32, bfloat16 or float16, any stride between tokens.
+        q: [T, Hq, D] of float32, bfloat16 or float16, with any stride between tokens.
         key_cache, value_cache: [num_blocks, Hk, block_size, D], contiguous.
-        block_tables: int32 [S, max_blocks]: which blocks a sequence's tokens are in.
-        seq_lens: int32 [S]: tokens in the cache, those of this step included.
-        query_start_loc: int32 [S + 1]: sequence s owns the queries [query_start_loc[s],
-            query_start_loc[s + 1]), which are its last tokens.
-        scale: of the products of queries and keys.
-        sliding_window: tokens; 0: none.
-        soft_cap: > 0; 0: none.
+        block_tables: int32 [S, max_blocks], the blocks of each sequence's tokens.
+        seq_lens: int32 [S], tokens in the cache, including those of this step.
+        query_start_loc: int32 [S + 1]; sequence s has the queries [query_start_loc[s],
+        query_start_loc[s + 1]), which are its last tokens.
+        scale: the factor of q.k.
+        sliding_window: in tokens; 0 for none.
+        soft_cap: positive; 0 for none.
         alibi_slopes: float32 [Hq], or None.
-        sinks: float32 [Hq], logits that take part in the softmax and bring no value; or None.
-        out: where results go, contiguous and else like q; None: a new tensor.
+        sinks: float32 [Hq], logits that are added to the softmax without a value; or None.
+        out: the results' tensor, contiguous with q's shape and dtype; None for a new one.
         key_scales, value_scales: float32 [num_blocks, Hk, block_size] of int8 caches; of fp8 caches
             [Hk], or None for 1; else None.
-        sparse: blocks that queries see; None: all.
-        visible_ends: int32 [T], the position after the last token that each query sees: after its
-            own one or further, within the sequence, not descending in it; None: after its own.
-        round_inputs: let queries, and the weights of values, be rounded to bfloat16, where that is
-            faster.
+        sparse: the block-sparse pattern; None for dense attention.
+        visible_ends: int32 [T], the position after the last token that each query attends to: at
+        least the one after its own, within the sequence and not descending; None for its own.
+        round_inputs: allow rounding queries and attention weights to bfloat16 where it is faster.
     """
 
     q: Tensor
@@ -87,11 +85,11 @@ class AttentionArgs:
     round_inputs: bool = False
 
     def new_out(self) -> Tensor:
-        """Room for results."""
+        """Return a tensor for the results."""
         return torch.empty(self.q.shape, dtype=self.q.dtype, device=self.q.device)
 
     def check_causal(self, name: str) -> None:
-        """Raise ValueError unless queries see all tokens up to their own, and none after it."""
+        """Raise ValueError unless queries attend to exactly the tokens up to their own."""
         if self.sparse is not None:
             raise ValueError(f"{name} does no block-sparse attention")
         if self.visible_ends is not None:
@@ -100,17 +98,17 @@ class AttentionArgs:
 
 @dataclass(slots=True, kw_only=True)
 class MlaArgs:
-    """Ragged queries over paged latents: one vector a token is the key and the value of all heads.
+    """Ragged queries over paged latents: a token's vector is the key and value of all heads.
 
     Attributes:
-        q: [T, Hq, D] of float32, bfloat16 or float16, any stride between tokens.
+        q: [T, Hq, D] of float32, bfloat16 or float16, with any stride between tokens.
         cache: [num_blocks, 1, block_size, D], contiguous.
-        latent: so many of a token's D values, the last ones, are its value. What is rotated comes
-            first, as in keys of any other attention: one rotation does for all.
-        scales: float32 [num_blocks, 1, block_size] of an int8 cache; of fp8 caches float32 [1], or
-            None for 1; else None.
-        out: where results go, contiguous [T, Hq, latent] of q's dtype; None: a new tensor.
-        block_tables, seq_lens, query_start_loc, scale, round_inputs: as of `AttentionArgs`.
+        latent: the number of values at the end of a token's D that are its value. The rotated
+        part comes first, as in the keys of other attention, so that they share one rotation.
+        scales: float32 [num_blocks, 1, block_size] for an int8 cache; for fp8 caches float32 [1],
+        or None for 1; else None.
+        out: the results' tensor, contiguous [T, Hq, latent] of q's dtype; None for a new one.
+        block_tables, seq_lens, query_start_loc, scale, round_inputs: as in `AttentionArgs`.
     """
 
     q: Tensor
@@ -125,12 +123,12 @@ class MlaArgs:
     round_inputs: bool = False
 
     def new_out(self) -> Tensor:
-        """Room for results."""
+        """Return a tensor for the results."""
         q = self.q
         return torch.empty((*q.shape[:2], self.latent), dtype=q.dtype, device=q.device)
 
     def of_whole_values(self) -> AttentionArgs:
-        """The same with all D values of a token as its value."""
+        """Return the same arguments with all D values of a token as its value."""
         return AttentionArgs(
             self.q,
             self.cache,

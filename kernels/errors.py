@@ -1,13 +1,13 @@
-"""Errors of choosing kernels, and of ranks."""
+"""Errors of kernel selection and of ranks."""
 
 from __future__ import annotations
 
 
 class KernelsUnavailable(ValueError):
-    """The kernels that are asked for don't exist or can't run here; the message says why.
+    """The requested kernels don't exist or can't run here; the message says why.
 
     Attributes:
-        param: the environment variable that asks for them.
+        param: the environment variable that requested them.
     """
 
     def __init__(self, message: str, param: str = "QUIRE_KERNELS") -> None:
@@ -16,22 +16,22 @@ class KernelsUnavailable(ValueError):
 
 
 class CpuKernelsUnavailable(KernelsUnavailable):
-    """The library can't be built or loaded; the message says why. Plain torch still works."""
+    """The library can't be built or loaded; the message says why. Plain torch works without it."""
 
 
 class VariantUnavailable(CpuKernelsUnavailable):
-    """One variant can't be had here; a lesser one may."""
+    """A variant is unavailable here; a lesser one may be available."""
 
 
 class RankError(RuntimeError):
-    """Another rank has failed, or did not come to a gather in time."""
+    """Another rank failed, or didn't reach a gather in time."""
 
 
 class RankTimeout(RankError):
-    """A rank lives, and did not send what others wait for in time.
+    """A rank is alive but didn't send data in time.
 
     Attributes:
-        rank: its number among those that wait.
+        rank: its number in the group.
     """
 
     def __init__(self, rank: int, message: str) -> None:

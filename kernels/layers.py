@@ -1,4 +1,4 @@
-"""What the contract's operations are given: packed layers, norms, experts and whole decoders.
+"""Arguments of the kernels' operations: packed layers, norms, experts and whole decoders.
 
 T is the number of tokens of a step, H the hidden size, D the size of a head.
 """
@@ -27,31 +27,31 @@ class LinearLayer(ABC):
     in_features: int
     out_features: int
     nbytes: int
-    """Bytes that one pass over the weight reads."""
+    """Bytes that a pass over the weight reads."""
 
     @abstractmethod
     def __call__(self, x: Tensor, out: Tensor | None = None) -> Tensor:
-        """x [M, K] -> [M, N] in x's dtype. Rows may be strided; `out` must be contiguous."""
+        """Return [M, N] for x [M, K], in x's dtype. x may have strided rows; `out` is contiguous."""
 
     @abstractmethod
     def rows(self, ids: Tensor) -> Tensor:
-        """float32 [T, K]: the rows ids int64 [T] of W.
+        """Return the rows ids int64 [T] of W, float32 [T, K].
 
-        With this a tied output layer serves as the embedding too, and is kept once.
+        With this a tied output layer also serves as the embedding, and is stored once.
         """
 
     def tensors(self) -> dict[str, Tensor]:
-        """The tensors that it is made of, by name; none where its memory isn't torch's."""
+        """Return its tensors by name; empty if its memory isn't torch's."""
         return {}
 
     @property
     def row_size(self) -> int:
-        """K: the inputs that each output depends on, those of other ranks included."""
+        """K, the number of inputs of each output, including those on other ranks."""
         return self.in_features
 
 
 class AbsentLinear(LinearLayer):
-    """A layer that another rank has."""
+    """A layer on another rank."""
 
     nbytes = 0
 
@@ -66,18 +66,18 @@ class AbsentLinear(LinearLayer):
 
 
 SLICE_ROWS = 32
-"""Pieces of a weight hold a multiple of so many of its rows."""
+"""Slices of a weight, except the last, have a multiple of this many rows."""
 
 
 @dataclass(frozen=True, slots=True)
 class IntegerRows:
-    """Rows of weights that are quantised already.
+    """Rows of quantized weights.
 
-    values int8 [N, K], scales and minima [N, K / group]. Of 8 bits: weight = scale * value, with
-    values in [-128, 127]. Of 4 bits: scale * (value - 8), or with minima scale * value - minimum,
-    with values in [0, 15]. Zero points, whole numbers in the range of values, stand instead of
-    minima: scale * (value - zero), which float16 scales say exactly. Of 8 bits some sets of kernels
-    alone take them (`supports_int8_zero_points`).
+    values are int8 [N, K], scales and minima [N, K / group]. With 8 bits weight = scale * value,
+    with values in [-128, 127]. With 4 bits weight = scale * (value - 8), or with minima scale *
+    value - minimum, with values in [0, 15]. Instead of minima there may be integer zero points in
+    the range of values: weight = scale * (value - zero), which is exact with float16 scales. Only
+    some kernel sets support these with 8 bits (`supports_int8_zero_points`).
     """
 
     values: Tensor
@@ -93,7 +93,7 @@ class IntegerRows:
 
 @dataclass(frozen=True, slots=True)
 class NormWeights:
-    """A norm: "rms" (with a weight), "layer" (with what it has of both), or "none".
+    """A norm: "rms" (with a weight), "layer" (weight and bias are optional), or "none".
 
     weight and bias are float32 [width].
     """
@@ -116,12 +116,12 @@ class HeadNormWeights:
 
 @dataclass(frozen=True, slots=True)
 class ActivationSpec:
-    """What an MLP does between its products.
+    """An MLP's activation.
 
     Attributes:
         name: "silu", "gelu", "gelu_tanh", "relu", "relu2", or "swiglu_clamped", which is gated:
-            both halves are clamped to `limit`, the first one's sigmoid takes `alpha` times it, and
-            the second one counts from 1.
+        both halves are clamped to `limit`, the first is multiplied with the sigmoid of `alpha`
+        times itself, and 1 is added to the second.
     """
 
     name: str = "silu"
@@ -131,15 +131,15 @@ class ActivationSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionWeights:
-    """Attention of one layer over keys and values.
+    """A layer's attention over keys and values.
 
     Attributes:
         qkv, o: the projections before and after.
-        q_norm, k_norm: RMSNorm of each head, float32 [D]; None: there is none.
-        q_full_norm, k_full_norm: RMSNorm of all heads together, float32 [heads * D], or None.
+        q_norm, k_norm: RMSNorm of each head, float32 [D]; or None.
+        q_full_norm, k_full_norm: RMSNorm of all heads together, float32 [heads * D]; or None.
         q_head_norm, k_head_norm: LayerNorm of each head, or None.
-        cos_sin: float32 [positions, rotary dimensions]; None: no rotation.
-        window: number of tokens that a token attends to, itself included; 0: all.
+        cos_sin: float32 [positions, rotary dimensions]; None without rotary embedding.
+        window: number of tokens that a token attends to, including itself; 0 for all.
         sparse, alibi, sinks: see `AttentionArgs`.
     """
 
@@ -159,13 +159,13 @@ class AttentionWeights:
 
     @property
     def nbytes(self) -> int:
-        """Bytes that a pass over one token reads."""
+        """Bytes that a pass over a token reads."""
         return self.qkv.nbytes + self.o.nbytes
 
 
 @dataclass(frozen=True, slots=True)
 class MlpWeights:
-    """up (gate over up where `gated`), the activation, down."""
+    """An MLP: up (rows of gate, then of up, if `gated`), the activation, down."""
 
     up: LinearLayer
     down: LinearLayer
@@ -174,7 +174,7 @@ class MlpWeights:
 
     @property
     def nbytes(self) -> int:
-        """Bytes that a pass over one token reads."""
+        """Bytes that a pass over a token reads."""
         return self.up.nbytes + self.down.nbytes
 
 
@@ -184,19 +184,19 @@ class ExpertLayers:
 
     Attributes:
         router: [T, H] -> [T, experts].
-        gate_up, down: of each expert.
-        softmax_first: softmax over all experts, then choose `top_k`; or over the chosen ones only.
-        sigmoid: each score's sigmoid stands in the place of the softmax over all.
-        choice_bias: float32 [experts], added to what experts are chosen by, not to their weights.
-        renormalize: divide by the sum of the chosen ones' weights, unless the softmax is over them.
-        scale: of the chosen ones' weights.
-        groups, top_groups: experts lie in so many groups, side by side, and a token goes to those
-            of the best `top_groups` alone.
-        group_best: 1 or 2: so many of a group's scores, the best ones, are added up to choose it.
-        shared_gate_up, shared_down: an expert that every token goes through.
-        shared_gate: [T, H] -> [T, 1], whose sigmoid weighs it.
-        ranks, owners: who share the experts, and the ranks that have each of them; those of others
-            are `AbsentLinear`. None: all are here.
+        gate_up, down: each expert's layers.
+        softmax_first: softmax over all experts before choosing `top_k`; else over the chosen.
+        sigmoid: the sigmoid of each score instead of the softmax over all.
+        choice_bias: float32 [experts], added to the scores for choosing experts only.
+        renormalize: divide weights by their sum over the chosen experts.
+        scale: multiplies the chosen experts' weights.
+        groups, top_groups: the number of equal groups of consecutive experts; a token is routed
+        to experts in the best `top_groups` of them.
+        group_best: 1 or 2, the number of a group's best scores whose sum ranks the group.
+        shared_gate_up, shared_down: an expert for every token.
+        shared_gate: [T, H] -> [T, 1], whose sigmoid is the shared expert's weight.
+        ranks, owners: the rank group that shares the experts, and the ranks with each of them;
+        experts on other ranks are `AbsentLinear`. None if all are local.
     """
 
     router: LinearLayer
@@ -219,7 +219,7 @@ class ExpertLayers:
     owners: Sequence[Sequence[int]] = ()
 
     def linears(self) -> dict[str, LinearLayer]:
-        """Its linear layers by the slots that adapters name; of expert 3 "up.3" and "down.3"."""
+        """Return its linear layers by adapter slot; expert 3 has "up.3" and "down.3"."""
         shared = {
             "shared_up": self.shared_gate_up,
             "shared_down": self.shared_down,
@@ -237,47 +237,47 @@ class MixtureOfExperts(ABC):
     """`ExpertLayers` as one function."""
 
     nbytes: int
-    """Bytes that a pass over one token reads."""
+    """Bytes that a pass over a token reads."""
     layers: ExpertLayers | None = None
-    """What it is made of; None where adapters can't change it."""
+    """Its layers; None if it doesn't support adapters."""
     loads: np.ndarray
-    """int64 [experts], tokens that went to each of them, where ranks share them."""
+    """int64 [experts], the number of tokens routed to each, if ranks share them."""
     needs_host_sync: bool = False
-    """Whether a pass waits for the device, so that it can't be recorded in a CUDA graph."""
+    """Whether a pass waits for the device, so that it can't be captured in a CUDA graph."""
 
     @abstractmethod
     def __call__(self, x: Tensor) -> Tensor:
-        """[T, H] -> [T, H]: the weighted sum of what the chosen experts give.
+        """Compute the weighted sum of the chosen experts' outputs, [T, H] -> [T, H].
 
         A token's result doesn't depend on the others.
         """
 
     def forward_with_adapters(self, x: Tensor, uses: Sequence[ExpertUse]) -> Tensor:
-        """The same, with what rows' adapters add to its linear layers; there must be `layers`."""
+        """Compute the same with the adapters of rows; requires `layers`."""
         raise NotImplementedError(f"{type(self).__name__} takes no adapters")
 
     def forward_with_slots(self, x: Tensor, rows: MoeLoraMapping) -> Tensor:
-        """The same for adapters that have slots."""
+        """Compute the same with adapters in slots."""
         raise NotImplementedError(f"{type(self).__name__} takes no adapters")
 
     def move(
         self, owners: Sequence[Sequence[int]], loaded: Mapping[int, tuple[LinearLayer, LinearLayer]]
     ) -> None:
-        """Change which ranks have which experts, between two passes.
+        """Move experts between ranks, between two passes.
 
         Args:
             owners: see `ExpertLayers`.
-            loaded: gate over up, and down, of the experts that this rank hadn't.
+            loaded: gate_up and down of the experts that are new on this rank.
         """
         raise NotImplementedError(f"{type(self).__name__} isn't shared by ranks")
 
     def shared_linears(self) -> dict[str, LinearLayer]:
-        """The layers that every row goes through, by the slots that adapters name."""
+        """Return the layers for every row by adapter slot."""
         every = {} if self.layers is None else self.layers.linears()
         return {slot: layer for slot, layer in every.items() if "." not in slot}
 
     def tensors(self) -> dict[str, Tensor]:
-        """The tensors that it is made of, by name; none where its memory isn't torch's."""
+        """Return its tensors by name; empty if its memory isn't torch's."""
         return {}
 
 
@@ -285,24 +285,24 @@ Activation = Callable[[Tensor], Tensor]
 
 
 class GatedKernels(Protocol):
-    """The gated activations that each set of kernels has: [T, 2I] -> [T, I]."""
+    """The gated activations of a kernel set, [T, 2I] -> [T, I]."""
 
     def silu_and_mul(self, x: Tensor) -> Tensor:
-        """SiLU of the first half, times the second."""
+        """Compute SiLU of the first half, times the second."""
 
     def gelu_and_mul(self, x: Tensor, *, approximate: str = "none") -> Tensor:
-        """GELU of the first half, times the second. `approximate`: as torch's."""
+        """Compute GELU of the first half, times the second. `approximate` is torch's."""
 
 
 def activation(name: str) -> Activation:
-    """An activation by itself. Raises KeyError for one that isn't known."""
+    """Return an activation without a gate. Raises KeyError for an unknown one."""
     return _ACTIVATIONS[name]
 
 
 def gated_activation(ops: GatedKernels, spec: ActivationSpec) -> Activation:
-    """[T, 2I] -> [T, I]: the first half activated, times the second.
+    """Return a gated activation, [T, 2I] -> [T, I].
 
-    Raises KeyError for one that isn't known.
+    Raises KeyError for an unknown one.
     """
     if spec.name == "silu":
         return ops.silu_and_mul
@@ -322,7 +322,7 @@ def gated_activation(ops: GatedKernels, spec: ActivationSpec) -> Activation:
 
 
 def _swiglu_clamped(x: Tensor, limit: float, alpha: float) -> Tensor:
-    """gpt-oss: both halves are clamped, and the second one counts from 1."""
+    """gpt-oss: both halves are clamped, and 1 is added to the second."""
     gate, up = x.chunk(2, dim=-1)
     gate = gate.clamp(max=limit)
     return (up.clamp(-limit, limit) + 1) * gate * torch.sigmoid(gate * alpha)
@@ -344,18 +344,18 @@ _ACTIVATIONS: dict[str, Activation] = {
     "relu2": _relu2,
 }
 ACTIVATIONS = (*_ACTIVATIONS, "swiglu_clamped")
-"""All that there are."""
+"""Names of all activations."""
 
 
 class PerHeadLinear:
-    """y[:, h] = x[:, h] W_h^T, one head after the other: on any set of kernels.
+    """y[:, h] = x[:, h] W_h^T, head by head, for any kernel set.
 
     Attributes:
-        nbytes: that one pass over all weights reads.
+        nbytes: bytes that a pass over all weights reads.
     """
 
     def __init__(self, layers: Sequence[LinearLayer]) -> None:
-        """`layers`: of each head. Raises ValueError unless they are of one shape."""
+        """`layers` has one layer per head. Raises ValueError unless their shapes are equal."""
         shapes = {(layer.in_features, layer.out_features) for layer in layers}
         if len(shapes) != 1:
             raise ValueError(f"the heads' layers have {len(shapes)} shapes")
@@ -363,12 +363,12 @@ class PerHeadLinear:
         self.nbytes = sum(layer.nbytes for layer in layers)
 
     def __call__(self, x: Tensor, out: Tensor) -> None:
-        """Write [T, heads, N] of x [T, heads, K]; a head's values lie side by side in both."""
+        """Write [T, heads, N] for x [T, heads, K]; the last dimension of both is contiguous."""
         for head, layer in enumerate(self.layers):
             out[:, head] = layer(x[:, head])
 
     def tensors(self) -> dict[str, Tensor]:
-        """The tensors that it is made of, by name; none where its memory isn't torch's."""
+        """Return its tensors by name; empty if its memory isn't torch's."""
         return {
             f"{head}.{name}": tensor
             for head, layer in enumerate(self.layers)

@@ -13,13 +13,13 @@ from torch import Tensor
 from kernels.layers import IntegerRows, LinearLayer
 
 GROUP_SIZES = {"int8": 128, "int4": 32}
-"""Neighbours of a row that share a scale, by default."""
+"""Default number of neighbours in a row that share a scale."""
 
 MAX_VALUE = 256
 
 
 def group_size_for(quantization: str, group_size: int | None) -> int:
-    """The group size to use. Raises ValueError for what no kernel has."""
+    """Return the group size. Raises ValueError for one that no kernel supports."""
     if quantization not in GROUP_SIZES:
         supported = ", ".join(GROUP_SIZES)
         raise ValueError(f"quantization must be one of {supported}; got {quantization!r}")
@@ -31,7 +31,7 @@ def group_size_for(quantization: str, group_size: int | None) -> int:
 
 @dataclass(frozen=True, slots=True)
 class FloatFormat:
-    """Floats that are kept in `dtype` or, with `quantization`, rounded; see `PackedLinear`."""
+    """Floats kept in `dtype` or, with `quantization`, quantized; see `PackedLinear`."""
 
     dtype: torch.dtype
     quantization: str | None = None
@@ -41,14 +41,14 @@ class FloatFormat:
 
 @dataclass(frozen=True, slots=True)
 class IntegerFormat:
-    """Integers as they are; see `IntegerRows`.
+    """Quantized integers; see `IntegerRows`.
 
     Attributes:
         bits: 4 or 8.
-        group_size: number of neighbours of a row that share a scale.
-        with_minima, with_zeros: all rows have minima (of 4 bits), or zero points.
-        order: int64 [K] as bytes: column i of the rows meets value order[i] of x; b"": as they
-            come. Only where `supports_act_order` holds.
+        group_size: number of neighbours in a row that share a scale.
+        with_minima, with_zeros: whether rows have minima (with 4 bits), or zero points.
+        order: int64 [K] as bytes: column i is multiplied with value order[i] of x; b"" for the
+        natural order. Only if `supports_act_order`.
     """
 
     bits: int
@@ -58,7 +58,7 @@ class IntegerFormat:
     order: bytes = b""
 
     def check(self, width: int) -> None:
-        """Raise ValueError where no kernel has rows of `width` values like that."""
+        """Raise ValueError if no kernel supports rows of `width` values in this format."""
         if self.bits not in (4, 8):
             raise ValueError(f"bits must be 4 or 8, got {self.bits}")
         if self.with_minima and self.bits != 4:
@@ -67,7 +67,7 @@ class IntegerFormat:
             raise ValueError(f"rows of {width} values have no whole groups of {self.group_size}")
 
     def check_rows(self, rows: IntegerRows, width: int) -> None:
-        """Raise ValueError unless the tensors fit each other, the format and the layer's width."""
+        """Raise ValueError unless the tensors match each other, the format and the width."""
         values, scales, second = rows.values, rows.scales, rows.second
         if values.dtype != torch.int8 or values.dim() != 2 or values.shape[1] != width:
             raise ValueError(f"values must be int8 [N, {width}]")
@@ -86,7 +86,7 @@ class IntegerFormat:
             raise ValueError(f"values of {self.bits} bits must lie in [{low}, {high}]")
 
     def column_order(self, width: int) -> Tensor | None:
-        """`order` as int64 [K]. Raises ValueError unless it names each of `width` inputs once."""
+        """Return `order` as int64 [K]. Raises ValueError unless it permutes `width` inputs."""
         if not self.order:
             return None
         order = torch.frombuffer(bytearray(self.order), dtype=torch.int64)
@@ -96,13 +96,13 @@ class IntegerFormat:
 
 
 def check_row_slice(row_slice: Tensor, shape: tuple[int, int]) -> None:
-    """Raise ValueError unless a piece could belong to the weight of `shape`."""
+    """Raise ValueError unless a slice can belong to a weight of `shape`."""
     if row_slice.dim() != 2 or row_slice.shape[1] != shape[1]:
         raise ValueError(f"a piece {list(row_slice.shape)} doesn't fit the weight {list(shape)}")
 
 
 def concatenate_rows(shape: tuple[int, int], slices: Iterable[Tensor]) -> Tensor:
-    """The weight that pieces make up; raises ValueError unless it has `shape`."""
+    """Concatenate slices to a weight. Raises ValueError unless it has `shape`."""
     weight, rows = torch.empty((0, shape[1])), 0
     for row_slice in slices:
         check_row_slice(row_slice, shape)
@@ -118,16 +118,16 @@ def concatenate_rows(shape: tuple[int, int], slices: Iterable[Tensor]) -> Tensor
 
 CodeKind = Literal["e4m3", "e2m1", "table"]
 E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)
-"""Floats of a sign, two bits of an exponent and one of a mantissa."""
+"""The values of floats with a sign, two exponent bits and a mantissa bit."""
 
 
 @dataclass(frozen=True, slots=True)
 class CodeFormat:
-    """How codes become weights.
+    """A format of codes that represent weights.
 
     Attributes:
-        kind: "e4m3": codes are floats of 8 bits; "e2m1": numbers of `E2M1`; "table": of `table`.
-        group_size: neighbours of a row that share a scale, a multiple of 16 up to 256.
+        kind: "e4m3" for 8-bit floats, "e2m1" for indices of `E2M1`, "table" for indices of `table`.
+        group_size: neighbours in a row that share a scale, a multiple of 16 up to 256.
         table: 16 floats.
     """
 
@@ -137,15 +137,15 @@ class CodeFormat:
 
     @property
     def bits(self) -> int:
-        """Of a code."""
+        """Bits of a code."""
         return 8 if self.kind == "e4m3" else 4
 
 
 @dataclass(frozen=True, slots=True)
 class CodeRows:
-    """Rows of weights: codes uint8 [N, K], scales float32 [N, ceil(K / group_size)].
+    """Rows of coded weights: codes uint8 [N, K], scales float32 [N, ceil(K / group_size)].
 
-    weight = value of the code * scale. Codes of 4 bits lie in [0, 15].
+    weight = value of the code * scale. 4-bit codes are in [0, 15].
     """
 
     codes: Tensor
@@ -153,7 +153,7 @@ class CodeRows:
 
 
 def check_coding(coding: CodeFormat) -> None:
-    """Raise ValueError for a coding that no kernel has."""
+    """Raise ValueError for a format that no kernel supports."""
     size = coding.group_size
     if size < 16 or size > MAX_VALUE or size % 16:
         raise ValueError(f"group_size must be a multiple of 16 in [16, {MAX_VALUE}], got {size}")
@@ -164,7 +164,7 @@ def check_coding(coding: CodeFormat) -> None:
 
 
 def check_codes(rows: CodeRows, width: int, coding: CodeFormat) -> None:
-    """Raise ValueError unless a piece's tensors fit each other and their layer."""
+    """Raise ValueError unless a slice's tensors match each other and their layer."""
     codes, scales = rows.codes, rows.scales
     if codes.dtype != torch.uint8 or codes.dim() != 2 or codes.shape[1] != width:
         raise ValueError(f"codes must be uint8 [N, {width}]")
@@ -175,7 +175,7 @@ def check_codes(rows: CodeRows, width: int, coding: CodeFormat) -> None:
 
 
 def dequantize_codes(rows: CodeRows, coding: CodeFormat) -> Tensor:
-    """The float32 weights [N, K] that codes represent."""
+    """Return the weights that codes represent, float32 [N, K]."""
     codes, width = rows.codes, rows.codes.shape[1]
     if coding.kind == "e4m3":
         values = codes.view(torch.float8_e4m3fn).float()
@@ -186,7 +186,7 @@ def dequantize_codes(rows: CodeRows, coding: CodeFormat) -> Tensor:
 
 
 def restore_column_order(weight: Tensor, order: Tensor | None) -> Tensor:
-    """Columns that are sorted by `order`, where they belong."""
+    """Return columns that are sorted by `order` in their natural order."""
     if order is None:
         return weight
     placed = torch.empty_like(weight)
@@ -196,13 +196,13 @@ def restore_column_order(weight: Tensor, order: Tensor | None) -> Tensor:
 
 WeightFormat = FloatFormat | IntegerFormat | CodeFormat
 RowSlice = Tensor | IntegerRows | CodeRows
-"""Rows of a weight: floats [N, K], or what `IntegerFormat` and `CodeFormat` have."""
+"""Rows of a weight: floats [N, K], or the rows of `IntegerFormat` and `CodeFormat`."""
 
 
 def join_integers(
     shape: tuple[int, int], slices: Iterable[IntegerRows], form: IntegerFormat
 ) -> IntegerRows:
-    """The whole weight. Raises ValueError for slices that don't make up `shape`."""
+    """Join slices of integers. Raises ValueError unless they have `shape` together."""
     form.check(shape[1])
     parts = list(slices)
     for part in parts:
@@ -220,7 +220,7 @@ def join_integers(
 def join_dequantized(
     shape: tuple[int, int], slices: Iterable[CodeRows], form: CodeFormat
 ) -> Tensor:
-    """The whole weight in float32. Raises ValueError for slices that don't make up `shape`."""
+    """Join slices in float32. Raises ValueError unless they have `shape` together."""
     check_coding(form)
 
     def dequantized() -> Iterator[Tensor]:
@@ -232,22 +232,22 @@ def join_dequantized(
 
 
 class LinearFactory(ABC):
-    """Makes linear layers of weights as they are, or in few bits."""
+    """Makes linear layers, quantized or not."""
 
     quantizations: tuple[str, ...] = ("int8", "int4")
-    """Values of `quantization`."""
+    """Supported values of `quantization`."""
 
     codings: frozenset[CodeKind] = frozenset()
-    """Kinds of codes that are kept; others become float32."""
+    """Supported kinds of codes; others are dequantized to float32."""
 
     supports_act_order: bool = False
-    """Whether `IntegerFormat.order` may be given."""
+    """Whether `IntegerFormat.order` is supported."""
 
     supports_int8_zero_points: bool = False
-    """Whether integers of 8 bits may have zero points."""
+    """Whether 8-bit integers may have zero points."""
 
     def keeps_code_format(self, coding: CodeFormat) -> bool:
-        """Whether codes of that kind, in groups of that size, are kept."""
+        """Whether codes of this kind and group size are supported."""
         return coding.kind in self.codings
 
     @abstractmethod
@@ -258,14 +258,14 @@ class LinearFactory(ABC):
         form: WeightFormat,
         bias: Tensor | None = None,
     ) -> LinearLayer:
-        """A linear layer of a weight [N, K] = `shape` in `form`, and of bias [N].
+        """Make a linear layer with a weight [N, K] = `shape` in `form`, and a bias [N].
 
-        `slices` are its rows from the first to the last, each of a multiple of `SLICE_ROWS` rows
-        but the last. Each is packed as it comes and nothing refers to it afterwards: its memory may
-        be used again for the next. Scales and minima are kept in float16. Sums are float32; codes
-        of kind "e2m1" and integers meet x rounded to 8 bits for each group, the others x as it is.
+        `slices` are its rows in order; each but the last has a multiple of `SLICE_ROWS` rows. Each
+        is packed when it is read and not referenced afterwards, so its memory may be reused for the
+        next. Scales and minima are stored in float16. Sums are float32. Integers and codes of kind
+        "e2m1" are multiplied with x rounded to 8 bits per group, other codes with x itself.
 
-        Raises ValueError for slices that don't make up `shape`, or a form that no kernel has.
+        Raises ValueError unless the slices have `shape` together, or for an unsupported format.
         """
 
     def PackedLinear(
@@ -277,14 +277,14 @@ class LinearFactory(ABC):
         group_size: int | None = None,
         round_inputs: bool = False,
     ) -> LinearLayer:
-        """A linear layer of a whole weight [N, K] and bias [N].
+        """Make a linear layer with a whole weight [N, K] and a bias [N].
 
-        Nothing refers to `weight` afterwards where a packed copy is made, so the caller can free
+        If a packed copy is made, `weight` isn't referenced afterwards, so that the caller can free
         it layer by layer. `quantization` is None or one of `quantizations`: "int8" or "int4", with
-        one scale for `group_size` neighbours of a row (a multiple of 16 up to 256, by default 128
-        for int8 and 32 for int4), or "fp8" (e4m3), with one scale a row. `round_inputs` lets bf16
-        weights meet x rounded to bf16, as a bf16 model would, where that is faster (AVX512-BF16:
-        twice as fast for many rows); sums stay float32.
+        a scale for `group_size` neighbours in a row (a multiple of 16 up to 256, by default 128 for
+        int8 and 32 for int4), or "fp8" (e4m3), with a scale per row. `round_inputs` allows bf16
+        weights to be multiplied with x rounded to bf16, as in a bf16 model, where that is faster
+        (AVX512-BF16: twice as fast for many rows); sums are float32.
         """
         form = FloatFormat(weight.dtype, quantization, group_size, round_inputs)
         return self.make_linear((weight.shape[0], weight.shape[1]), [weight], form, bias)

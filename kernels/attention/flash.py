@@ -1,4 +1,4 @@
-"""FLASH_ATTN: FlashAttention 3's kernels over pages (Shah et al. 2024), where it is installed."""
+"""FLASH_ATTN: FlashAttention 3's paged kernels (Shah et al. 2024), if installed."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from kernels.attention_args import AttentionArgs
 
 
 def paged_attention(args: AttentionArgs) -> Tensor:
-    """See `KernelSet.paged_attention`; without ALiBi, sinks and quantised caches."""
+    """See `KernelSet.paged_attention`; without ALiBi, sinks and quantized caches."""
     args.check_causal("FLASH_ATTN")
     from flash_attn_interface import flash_attn_with_kvcache
 
     if not (args.alibi_slopes is args.sinks is args.key_scales is args.value_scales is None):
         raise ValueError("FLASH_ATTN does neither ALiBi, sinks nor quantised caches")
     window = args.sliding_window
-    # Its pages are [page, heads, size]: ours are that with the first two swapped, by their strides.
+    # Its pages are [page, heads, size]: ours with the first two dimensions transposed.
     result = flash_attn_with_kvcache(
         q=args.q,
         k_cache=args.key_cache.transpose(1, 2),

@@ -1,4 +1,4 @@
-"""FLASHINFER: its wrapper for prompts over pages (Ye et al. 2025), where it is installed."""
+"""FLASHINFER: its wrapper for paged prefill (Ye et al. 2025), if installed."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ WORKSPACE_BYTES = 128 << 20
 
 @functools.cache
 def _wrapper(device: torch.device) -> Any:
-    """One workspace and planner a device."""
+    """Return the device's workspace and planner."""
     from flashinfer import BatchPrefillWithPagedKVCacheWrapper
 
     space = torch.empty(WORKSPACE_BYTES, dtype=torch.uint8, device=device)
@@ -23,9 +23,9 @@ def _wrapper(device: torch.device) -> Any:
 
 
 def paged_attention(args: AttentionArgs) -> Tensor:
-    """See `KernelSet.paged_attention`; without ALiBi, sinks and quantised caches.
+    """See `KernelSet.paged_attention`; without ALiBi, sinks and quantized caches.
 
-    Plans each call anew, which waits for the lengths.
+    Each call is planned separately, which waits for the lengths.
     """
     args.check_causal("FLASHINFER")
     if not (args.alibi_slopes is args.sinks is args.key_scales is args.value_scales is None):

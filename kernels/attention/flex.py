@@ -14,14 +14,14 @@ from kernels.attention_args import AttentionArgs
 
 @functools.cache
 def _flex(kind: str) -> Any:
-    """The function, compiled for a GPU: uncompiled it makes all the scores at once."""
+    """Return the function, compiled on a GPU: uncompiled it materializes all scores."""
     from torch.nn.attention.flex_attention import flex_attention
 
     return torch.compile(flex_attention, dynamic=True) if kind == "cuda" else flex_attention
 
 
 def paged_attention(args: AttentionArgs) -> Tensor:
-    """See `KernelSet.paged_attention`; without sinks and quantised caches."""
+    """See `KernelSet.paged_attention`; without sinks and quantized caches."""
     from torch.nn.attention.flex_attention import create_block_mask
 
     args.check_causal("FLEX_ATTENTION")
@@ -65,7 +65,7 @@ def paged_attention(args: AttentionArgs) -> Tensor:
 
 
 def _positions(counts: list[int], lengths: list[int], **options: Any) -> tuple[Tensor, Tensor]:
-    """Of the last counts[s] tokens of each sequence: which sequence, and where in it."""
+    """Return the sequence and position of the last counts[s] tokens of each sequence s."""
     owner = torch.repeat_interleave(
         torch.arange(len(counts), device=options["device"]),
         torch.tensor(counts, device=options["device"]),

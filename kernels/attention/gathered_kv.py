@@ -1,4 +1,4 @@
-"""Keys and values of a batch, taken out of their pages: for backends that know no pages."""
+"""Keys and values of a batch, gathered from their pages for backends without paging."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class GatheredKV:
 
     Attributes:
         keys, values: [L, Hk, D], L the sum of the lengths.
-        lengths, queries: of each sequence.
+        lengths, queries: numbers of tokens and of queries of each sequence.
     """
 
     keys: Tensor
@@ -27,7 +27,7 @@ class GatheredKV:
 
 
 def gather_kv(args: AttentionArgs) -> GatheredKV:
-    """Copy keys and values in the queries' dtype; waits for the lengths."""
+    """Gather keys and values in the queries' dtype; waits for the lengths."""
     key_cache, value_cache, dtype = args.key_cache, args.value_cache, args.q.dtype
     page = key_cache.shape[2]
     lengths, starts = args.seq_lens.tolist(), args.query_start_loc.tolist()
@@ -49,7 +49,7 @@ def gather_kv(args: AttentionArgs) -> GatheredKV:
 
 
 def raise_unsupported(name: str, **arguments: object) -> None:
-    """Raise ValueError if one of the named features is requested."""
+    """Raise ValueError if any of the named features is requested."""
     for what, value in arguments.items():
         if value is not None and value != 0:
             raise ValueError(f"{name} doesn't do {what}")

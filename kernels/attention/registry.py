@@ -1,4 +1,4 @@
-"""The backends, in what order they are tried, and the choice among them."""
+"""Attention backends, their priorities, and the choice among them."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ Forward = Callable[[AttentionArgs], Tensor]
 LatentForward = Callable[[MlaArgs], Tensor]
 """`KernelSet.mla_attention`."""
 SMALL_SHARED_MEMORY = frozenset({86, 89, 120, 121})
-"""Compute capabilities, times ten, whose programs have no more than 100 KB of shared memory."""
+"""Compute capabilities, times ten, with no more than 100 KB of shared memory per block."""
 
 
 class GraphSupport(enum.IntEnum):
-    """In which batches a backend can be captured in a CUDA graph; the more, the higher."""
+    """The batches in which a backend can be captured in a CUDA graph, in ascending order."""
 
     NEVER = 0
     UNIFORM_SINGLE_TOKEN_DECODE = 1
@@ -33,19 +33,19 @@ class GraphSupport(enum.IntEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionRequirements:
-    """What a model and its settings ask of attention.
+    """What a model and its settings require of attention.
 
     Attributes:
         device: "cpu" or "cuda".
-        vendor: of a GPU, "nvidia" or "amd".
+        vendor: a GPU's vendor, "nvidia" or "amd".
         capability: compute capability times ten; None on a CPU and on AMD's GPUs.
-        dtype, kv_dtype: "fp16", "bf16", "fp32" of activations; the same, "fp8_e4m3", "fp8_e5m2" or
-            "int8" of the cache.
-        latent: of a latent that is the value of all heads, which has so many of `head_size` values;
-            0: heads have keys and values.
+        dtype: of activations: "fp16", "bf16" or "fp32".
+        kv_dtype: of the cache: the same, "fp8_e4m3", "fp8_e5m2" or "int8".
+        latent: for MLA, how many of the `head_size` values of a latent are its value; 0 for
+        attention over keys and values.
         attention_type: "decoder", "encoder" or "encoder-decoder".
-        window, soft_cap, alibi, sinks, sparse: whether some layer has them.
-        bidirectional: whether tokens of a span, such as a picture's, see those after them.
+        window, soft_cap, alibi, sinks, sparse: whether any layer uses these.
+        bidirectional: whether tokens of a span, such as a picture's, attend to later ones in it.
     """
 
     device: str
@@ -67,21 +67,20 @@ class AttentionRequirements:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionBackend:
-    """One implementation of paged attention, and its limits.
+    """An implementation of paged attention, and its limits.
 
     Attributes:
         devices: "cpu", "cuda".
         vendors: of GPUs.
-        capability: lowest and highest compute capability times ten; (0, 999): any.
-        kv_dtypes: as of `AttentionRequirements`; "auto" is the activations' own.
-        block_sizes: allowed ones; () with `block_multiple` otherwise.
-        head_sizes: allowed ones; (): any up to `max_head_size`.
-        latents: the most values of a latent (half as many in float32, with little shared memory),
-            and of what is rotated beside it; (): it attends over latents as over heads of so many
-            keys and values.
-        package: what must be installed; "": nothing more than torch.
-        gpu_package: the same on a GPU alone.
-        load, load_latents: give the functions, importing what they need.
+        capability: lowest and highest compute capability times ten; (0, 999) for any.
+        kv_dtypes: as in `AttentionRequirements`; "auto" is the activations' dtype.
+        block_sizes: supported block sizes; () for multiples of `block_multiple`.
+        head_sizes: supported head sizes; () for any up to `max_head_size`.
+        latents: maximum values of a latent (half as many in float32 with little shared memory)
+        and of its rotated part; () if latents are treated as keys and values.
+        package: the required package; "" if torch suffices.
+        gpu_package: the package that is required on GPUs only.
+        load, load_latents: import and return the functions.
     """
 
     name: str
@@ -110,7 +109,7 @@ class AttentionBackend:
     load_latents: Callable[[], LatentForward] | None = None
 
     def refusals(self, need: AttentionRequirements) -> list[str]:
-        """Why this backend can't do it; empty when it can."""
+        """Return why this backend doesn't meet the requirements; empty if it does."""
         reasons = [
             f"{what} not supported"
             for what, good in (
@@ -178,10 +177,10 @@ _FP8 = ("fp8_e4m3", "fp8_e5m2")
 
 
 class NoAttentionBackend(ValueError):
-    """No backend can do what is asked, or the one that is wanted can't.
+    """No backend meets the requirements, or the requested one doesn't.
 
     Attributes:
-        reasons: of each backend that was considered.
+        reasons: each considered backend's reasons.
     """
 
     def __init__(self, message: str, reasons: dict[str, list[str]]) -> None:
@@ -304,13 +303,13 @@ PRIORITY: dict[str, tuple[str, ...]] = {
     ),
     "cpu": ("CPU_ATTN", "TORCH_SDPA", "FLEX_ATTENTION"),
 }
-"""In which order backends are tried, by device."""
+"""The order in which backends are tried, by device."""
 
 
 def register_backend(backend: AttentionBackend) -> None:
-    """Add a backend, tried after the others of its devices.
+    """Register a backend, with the lowest priority on its devices.
 
-    Raises ValueError where its name is taken by another one.
+    Raises ValueError if another backend has its name.
     """
     if BACKENDS.get(backend.name, backend) is not backend:
         raise ValueError(f"There is an attention backend {backend.name!r} already.")
@@ -343,7 +342,7 @@ _ONLY_IN_VLLM = {
 
 
 def get_backend(name: str) -> AttentionBackend:
-    """The backend of that name. Raises `NoAttentionBackend` for one that isn't known."""
+    """Return the backend with a name. Raises `NoAttentionBackend` for an unknown name."""
     if name not in BACKENDS:
         raise NoAttentionBackend(
             f"There is no attention backend {name!r}. {_ONLY_IN_VLLM.get(name, '')}"
@@ -354,9 +353,9 @@ def get_backend(name: str) -> AttentionBackend:
 
 
 def select_backend(need: AttentionRequirements, requested: str | None = None) -> AttentionBackend:
-    """The backend that is wanted, or the first by priority that does what is asked.
+    """Return the requested backend, or the first by priority that meets the requirements.
 
-    Raises `NoAttentionBackend`, with all reasons, where there is none.
+    Raises `NoAttentionBackend` with all reasons if there is none.
     """
     if requested is not None:
         backend = get_backend(requested)

@@ -1,4 +1,4 @@
-"""ROCM_AITER_UNIFIED_ATTN: AITER's Triton kernel over pages, where it is installed."""
+"""ROCM_AITER_UNIFIED_ATTN: AITER's paged Triton kernel, if installed."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from kernels.attention_args import AttentionArgs
 
 
 def paged_attention(args: AttentionArgs) -> Tensor:
-    """See `KernelSet.paged_attention`; without ALiBi and quantised caches."""
+    """See `KernelSet.paged_attention`; without ALiBi and quantized caches."""
     args.check_causal("ROCM_AITER_UNIFIED_ATTN")
     from aiter.ops.triton.unified_attention import unified_attention
 
@@ -17,7 +17,7 @@ def paged_attention(args: AttentionArgs) -> Tensor:
         raise ValueError("ROCM_AITER_UNIFIED_ATTN does neither ALiBi nor quantised caches")
     window = args.sliding_window
     out = torch.empty_like(args.q) if args.out is None else args.out
-    # Its pages are [page, token, head, size]: ours have the middle two swapped.
+    # Its pages are [page, token, head, size]: ours with the middle two dimensions transposed.
     unified_attention(
         q=args.q,
         k=args.key_cache.transpose(1, 2),

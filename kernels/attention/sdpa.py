@@ -10,7 +10,7 @@ from kernels.attention_args import AttentionArgs
 
 
 def paged_attention(args: AttentionArgs) -> Tensor:
-    """See `KernelSet.paged_attention`; without soft cap, sinks and quantised caches."""
+    """See `KernelSet.paged_attention`; without soft cap, sinks and quantized caches."""
     raise_unsupported("TORCH_SDPA", soft_cap=args.soft_cap)
     args.check_causal("TORCH_SDPA")
     if args.sinks is not None or args.key_scales is not None or args.value_scales is not None:
@@ -35,7 +35,7 @@ def paged_attention(args: AttentionArgs) -> Tensor:
 
 
 def _bias(count: int, length: int, args: AttentionArgs) -> Tensor | None:
-    """The bias of the scores [count, length], or [Hq, count, length]; None: no bias."""
+    """Return the scores' bias [count, length] or [Hq, count, length]; None without bias."""
     q, window, slopes = args.q, args.sliding_window, args.alibi_slopes
     if count == 1 and slopes is None and not 0 < window < length:
         return None
