@@ -31,7 +31,7 @@ class LinearLayer(ABC):
 
     @abstractmethod
     def __call__(self, x: Tensor, out: Tensor | None = None) -> Tensor:
-        """Return [M, N] for x [M, K], in x's dtype. x may have strided rows; `out` is contiguous."""
+        """Return [M, N] for x [M, K]. Rows of x may be strided; `out` must be contiguous."""
 
     @abstractmethod
     def rows(self, ids: Tensor) -> Tensor:
