@@ -201,9 +201,10 @@ async def render_prompt(
 
     Raises: as `admit_sources`, `chat_token_ids`, `read_documents` and `insert_media_tokens`.
     """
-    options = MediaOptions.from_chat(chat, served.info)
     contents = chat.raw_messages
     sources = await ctx.offload(find_media, contents, served.info)
+    if sources or chat.mm_processor_kwargs or chat.media_io_kwargs:
+        options = MediaOptions.from_chat(chat, served.info)
     if sources:
         sources = await admit_sources(sources, ctx.caller)
         documents = await read_documents(sources, served.info, ctx.caller)

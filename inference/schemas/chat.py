@@ -273,6 +273,7 @@ class ChatRequest(SamplingFields):
     _allow_late_system: bool = PrivateAttr(default=False)
     _raw_messages: list[dict[str, Any]] = PrivateAttr(default_factory=list)
     _allowed: AllowedTools | None = PrivateAttr(default=None)
+    _named_function: str | None = PrivateAttr(default=None)
 
     @model_validator(mode="wrap")
     @classmethod
@@ -357,12 +358,14 @@ class ChatRequest(SamplingFields):
             raise InvalidRequest("Two tools have the same name.", param="tools")
         if isinstance(choice, dict) and choice.get("type") == "allowed_tools":
             self._check_allowed(choice, set(offered.values()))
-        elif isinstance(choice, dict) and named_tool(choice) not in offered.values():
-            raise InvalidRequest(
-                'tool_choice must be {"type": "function", "function": {"name": ...}} (or "custom" '
-                "in both places) with the name of one of the tools.",
-                param="tool_choice",
-            )
+        elif isinstance(choice, dict):
+            if (named := named_tool(choice)) is None or named not in offered.values():
+                raise InvalidRequest(
+                    'tool_choice must be {"type": "function", "function": {"name": ...}} (or '
+                    '"custom" in both places) with the name of one of the tools.',
+                    param="tool_choice",
+                )
+            self._named_function = named[1]
 
     def _check_allowed(self, choice: dict[str, Any], offered: set[tuple[str, str]]) -> None:
         try:
@@ -381,8 +384,7 @@ class ChatRequest(SamplingFields):
     @property
     def named_function(self) -> str | None:
         """Name of the tool that must be called, if the client named one."""
-        named = named_tool(self.tool_choice)
-        return named[1] if named is not None else None
+        return self._named_function
 
     @property
     def requires_tool_call(self) -> bool:

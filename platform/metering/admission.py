@@ -240,6 +240,9 @@ async def _limit_check(caller: Caller, request: AdmissionRequest) -> LimitCheck:
     names = billing_names(model, adapter.name if adapter is not None else "")
     priced = (*(adapter.prices if adapter else ()), model)
     rates = FREE if request.endpoint == BENCHMARK else rules.rates(priced, moment)
+    media_nanos = 0
+    if request.images or request.audio_ms:
+        media_nanos = rates.media_nanos(sum(request.images), sum(request.audio_ms))
     return LimitCheck(
         request_id=request.request_id,
         model=model,
@@ -247,7 +250,7 @@ async def _limit_check(caller: Caller, request: AdmissionRequest) -> LimitCheck:
         output_tokens=request.max_output_tokens,
         min_output=min(request.max_output_tokens, max(1, len(request.prompts))),
         prices=rates,
-        media_nanos=rates.media_nanos(sum(request.images), sum(request.audio_ms)),
+        media_nanos=media_nanos,
         buckets=[
             bucket
             for bucket in get_buckets(caller)
