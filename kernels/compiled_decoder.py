@@ -1,4 +1,4 @@
-"""The contract of a whole decode step in one call, around a `CompiledDecoder`."""
+"""The interface of a `CompiledDecoder` and of a `CompiledStep`, a whole decode step in one call."""
 
 from __future__ import annotations
 
@@ -15,19 +15,18 @@ from kernels.ssm import ScanWeights
 
 
 class DecoderShape(Protocol):
-    """The fields of a decoder's spec that all layers of a `CompiledDecoder` have in common.
+    """The properties that all layers of a `CompiledDecoder` share.
 
     Attributes:
-        attention_scale: of q.k; 0: 1 / sqrt(head_dim).
+        attention_scale: the factor of q.k; 0 for 1 / sqrt(head_dim).
         activation, activation_limit, activation_alpha: see `ActivationSpec`.
-        gated: MLPs multiply the activated half with another one.
-        wiring: "sequential" or "parallel": attention and MLP both add to the residual that the
-            layer began with.
-        residual_scale: of what either adds.
-        clip_qkv: queries, keys and values are clamped to +- this before rotation; 0: they aren't.
+        gated: whether MLPs multiply the activated half with another half.
+        wiring: "sequential", or "parallel" if attention and MLP have the same input.
+        residual_scale: the factor of what attention and MLP add to the residual.
+        clip_qkv: clamps queries, keys and values to +- this before rotation; 0 for no limit.
         round_attention: see `AttentionArgs.round_inputs`.
-        attention_output_scale, mlp_output_scale: of their last products.
-        mlp_gate_scale: of what the MLP activates.
+        attention_output_scale, mlp_output_scale: factors of their output projections.
+        mlp_gate_scale: the factor of the MLP's gate before the activation.
     """
 
     @property
@@ -73,13 +72,13 @@ class DecoderShape(Protocol):
 
 
 class DecoderLayer(Protocol):
-    """One layer: norm, attention, norm, MLP or experts. Either half may be missing.
+    """A layer: norm, attention, norm, MLP or experts. Either half may be missing.
 
     Attributes:
-        attention: `AttentionWeights` of a layer that has a cache; no other kind can be compiled.
-        attention_out_norm, mlp_out_norm: norms of what attention and MLP give, before it is added
-            to the residual.
-        mlp_norm: None in a parallel layer: the MLP takes what attention takes.
+        attention: `AttentionWeights` of a layer with a cache; other kinds can't be compiled.
+        attention_out_norm, mlp_out_norm: norms of the outputs of attention and MLP before they are
+        added to the residual.
+        mlp_norm: None in a parallel layer, where the MLP has attention's input.
         mlp, experts: one of the two, or neither.
     """
 
@@ -101,20 +100,21 @@ class DecoderLayer(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StateLayer:
-    """Mamba 2 in one layer, in the place of attention or beside it; all tensors are float32 but
-    `scan_states`.
+    """A layer's Mamba 2 mixer, instead of attention or beside it. All tensors except `scan_states`
+    are float32.
 
     Attributes:
-        inputs: hidden state to gate, values, keys, queries, rates of T tokens.
-        input_scales: of these; None: 1.
-        conv, conv_bias: [width, channels] and [channels], of values, keys and queries.
-        scan: by head.
-        norm: [values] of what the heads give, by key head; None: none.
-        norm_before_gate: otherwise the norm comes after the gate.
-        output: of that to the hidden state, times `output_scale`.
-        key_heads: of keys and queries.
+        inputs: the input projection to gate, values, keys, queries and rates.
+        input_scales: factors of its outputs; None for 1.
+        conv, conv_bias: [width, channels] and [channels] of the convolution over values, keys and
+        queries.
+        scan: the scan's parameters by head.
+        norm: [values], the norm of the heads' outputs in groups by key head; or None.
+        norm_before_gate: whether the norm precedes the gate.
+        output: the output projection, multiplied by `output_scale`.
+        key_heads: number of heads of keys and queries.
         conv_states, scan_states, scan_scales: by block, see `KernelSet.causal_conv` and
-            `KernelSet.linear_scan`.
+        `KernelSet.linear_scan`.
     """
 
     inputs: LinearLayer
@@ -137,11 +137,11 @@ KVCache = tuple[Tensor, Tensor, Tensor | None, Tensor | None]
 
 
 class AuxStateBuffer(NamedTuple):
-    """What some layers of a pass begin with, of each of its tokens.
+    """A buffer for the inputs of some layers, for all tokens of a pass.
 
     Attributes:
-        layers: their numbers, ascending.
-        states: float32 [T, len(layers) * H], gets it, side by side.
+        layers: indices of the layers, ascending.
+        states: float32 [T, len(layers) * H], receives the layers' inputs side by side.
     """
 
     layers: Sequence[int]
@@ -165,42 +165,43 @@ class CompiledDecoder(ABC):
         adapters: Sequence[TableSegment] = (),
         inputs: AuxStateBuffer | None = None,
     ) -> Tensor:
-        """Hidden states after the final norm, float32 [R, H].
+        """Return hidden states after the final norm, float32 [R, H].
 
-        hidden float32 [T, H], contiguous: the embeddings; overwritten, by the residual behind the
-        last layer where all tokens are wanted. rows int64 [R]: those wanted, all by default.
-        `other_groups` are slot_mapping and block_tables of the groups 1, 2, ... `adapters` name the
-        tokens that go through one, as for `KernelSet.add_lora`. `inputs` gets what some layers
-        begin with, of all tokens. The rest is as for `rope_and_cache` and `paged_attention`.
+        hidden float32 [T, H], contiguous, contains the embeddings. It is overwritten, with the
+        residual after the last layer if all rows are returned. rows int64 [R] are the rows to
+        return, by default all. `other_groups` are slot_mapping and block_tables of the KV cache
+        groups 1, 2, ... `adapters` lists the tokens with adapters, as for `KernelSet.add_lora`.
+        `inputs` receives the inputs of some layers. The other arguments are those of
+        `rope_and_cache` and `paged_attention`.
 
-        Raises ValueError for what doesn't fit together, and for layers with states, which run in
-        whole steps alone.
+        Raises ValueError for inconsistent arguments, and for layers with states, which only a
+        `CompiledStep` can run.
         """
 
     def lora_table(self, layers: LayerLoras) -> LoraTable | None:
-        """An adapter for this decoder; None where it changes what one call can't have changed."""
+        """Return an adapter for this decoder; None if it changes layers that aren't supported."""
         return None
 
     def compile_step(
         self, ends: EmbeddingAndHead, tables: BatchTables, taps: Sequence[int] = ()
     ) -> CompiledStep | None:
-        """Whole decode steps in one call each, where this set has that; else None. With `taps`,
-        layers, they tell of what these begin with.
+        """Return steps that run in one call each; None if this set has none. With `taps`, a step
+        returns the inputs of these layers.
 
-        They give what this decoder and the operations around it do, to the bit. The layers must be
-        of this set. Raises ValueError for what doesn't fit together.
+        Their results equal those of this decoder and the operations around it bitwise. The layers
+        must belong to this set. Raises ValueError for inconsistent arguments.
         """
         return None
 
 
 @dataclass(frozen=True, slots=True)
 class EmbeddingAndHead:
-    """What a model has before its first layer and after its last.
+    """A model's embedding and output layer.
 
     Attributes:
-        embedding: rows [vocab, H] of tokens, times `embedding_scale`.
-        positions: float32 [P, H], whose row `position + position_offset` is added; None: nothing.
-        head: H to vocab; its logits are multiplied by `logit_scale`.
+        embedding: [vocab, H], multiplied by `embedding_scale`.
+        positions: float32 [P, H], whose row `position + position_offset` is added; or None.
+        head: the output layer from H to vocab; its logits are multiplied by `logit_scale`.
     """
 
     embedding: LinearLayer
@@ -213,17 +214,16 @@ class EmbeddingAndHead:
 
 @dataclass(frozen=True, slots=True)
 class BatchTables:
-    """The running batch, a row a sequence, as a step finds it and leaves it.
+    """The running batch with a row per sequence, which a step reads and updates.
 
     Attributes:
-        tokens: int32 [R, longest + 1], prompt and output.
-        block_tables: int32 [R, blocks] by KV cache group; their lengths may differ.
-        num_prompt, num_tokens, num_computed: int64 [R]; of the tokens, those that came with the
-            request, all, and those whose KV is there.
-        rope_offsets: int64 [R]; what is added to a token's position for its rotation.
-        state_blocks: int32 [R, 1], where layers' states are; None: no layer has any.
-        state_tokens: int64 by block of states, the tokens that it has taken in; -1 while a step is
-            under way.
+        tokens: int32 [R, max_model_len + 1], prompt and output.
+        block_tables: int32 [R, blocks] by KV cache group; their widths may differ.
+        num_prompt, num_tokens, num_computed: int64 [R], numbers of prompt tokens, of all tokens,
+        and of tokens with cached KV.
+        rope_offsets: int64 [R], added to positions for rotary embedding.
+        state_blocks: int32 [R, 1], the blocks of layers' states; None without states.
+        state_tokens: int64 by state block, the number of tokens in the state; -1 during a step.
     """
 
     tokens: Tensor
@@ -238,19 +238,19 @@ class BatchTables:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogitEditParams:
-    """What is done to a sequence's logits before a token is chosen, in this order; ids are those of
-    the vocabulary.
+    """Changes of a sequence's logits before a token is chosen, applied in this order.
 
     Attributes:
-        allowed: int32 [words], bit t % 32 of word t // 32 set where token t may come; None: all.
-        forbidden: tokens that never come.
-        words: two tokens or more each; the last never comes behind the others in the output.
-        ends: tokens that don't come before there are `min_tokens`.
-        bias: what is added, by token.
+        allowed: int32 [words], bit t % 32 of word t // 32 is set if token t is allowed; None for
+        all.
+        forbidden: tokens that are never chosen.
+        words: sequences of two or more tokens; the last never follows the others in the output.
+        ends: tokens that aren't chosen before `min_tokens` are generated.
+        bias: added to the logits, by token.
         repetition, frequency, presence: penalties, as in `kernels.logit_edits.PenaltyRows`.
-        counts_prompt: whether the prompt's tokens are repeated, too.
-        num_logprobs: log probabilities of the untouched logits, of the chosen token and of so many
-            of the likeliest; -1: none.
+        counts_prompt: whether the prompt's tokens count as repeated.
+        num_logprobs: number of most likely tokens whose log probabilities by the unchanged logits
+        are returned beside the chosen token's; -1 for none at all.
     """
 
     allowed: Tensor | None = None
@@ -267,10 +267,10 @@ class LogitEditParams:
 
 
 class StepLogprobs(NamedTuple):
-    """Log probabilities by token of a step, of the rows whose `LogitEditParams` ask for some: ids
-    int64,
-    values float32 and ranks int64, [tokens, 1 + the most that any row asks for]. The chosen token
-    first, then the likeliest; of a row that asks for fewer what is beyond them means nothing.
+    """Log probabilities of a step's tokens, for rows whose `LogitEditParams` request them.
+
+    ids int64, values float32 and ranks int64 are [tokens, 1 + the maximum `num_logprobs`]: the
+    chosen token, then the most likely ones. Values beyond a row's `num_logprobs` are undefined.
     """
 
     ids: Tensor
@@ -280,10 +280,11 @@ class StepLogprobs(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class StepSamplingParams:
-    """How each sequence of a step chooses, as `KernelSet.sample` takes it; [n] each.
+    """The sampling parameters of a step's sequences, as for `KernelSet.sample`; [n] each.
 
-    `seeds` int64 hold unsigned 64-bit numbers: with the count of tokens generated so far, they give
-    the random numbers of `engine.sampling.topk_topp`. `edits`: none, or one a sequence.
+    `seeds` int64 contains unsigned 64-bit seeds. Together with the number of generated tokens they
+    determine the random numbers of `engine.sampling.topk_topp`. `edits` is empty or has an item per
+    sequence.
     """
 
     temperature: Tensor
@@ -295,11 +296,11 @@ class StepSamplingParams:
 
 
 class BoundStep(ABC):
-    """Steps of the same sequences, as `CompiledStep.bind` bound them.
+    """Steps of the same sequences, bound by `CompiledStep.bind`.
 
     Attributes:
-        scores: log probabilities of the last step, where any row's edits ask for some. A row's
-            tokens lie behind each other, its own first and then one for each draft.
+        scores: log probabilities of the last step, if any row requests them. Each row has its
+        next token, followed by one for each draft.
     """
 
     scores: StepLogprobs | None = None
@@ -311,26 +312,26 @@ class BoundStep(ABC):
         logits: Tensor | None = None,
         hidden: Tensor | None = None,
     ) -> list[list[int]]:
-        """Run a step. Returns the tokens of each row that it chooses for: one more than its drafts
-        that are accepted, none where the logits of the first are no numbers to choose by.
+        """Run a step. Returns the new tokens of each row with a choice: one more than its accepted
+        drafts, or none if the first logits aren't finite numbers.
 
         Args:
-            drafts: number of drafts of each row, which lie behind its newest token in the tables;
-                None: no row has any. They are computed in the same step, and accepted as far as
-                they are what is chosen.
-            logits: float32 [tokens of the rows without a choice, vocab], gets theirs; None without
-                drafts: those of `bind` do. Of these rows' counts only that of computed tokens
-                advances, by all of them.
-            hidden: float32 [tokens of all rows, H], gets what the head took; where the step was
-                made with taps, [.., taps * H], what those layers began with, side by side.
+            drafts: number of draft tokens of each row, which follow its newest token in the tables;
+            None if there are none. They are computed in the same step, and accepted as long as
+            they equal the chosen tokens.
+            logits: float32 [tokens of rows without a choice, vocab], receives their logits; None
+            without drafts, when those of `bind` are used. For these rows only the number of
+            computed tokens is advanced, by all of their tokens.
+            hidden: float32 [tokens of all rows, H], receives the output layer's inputs; for a step
+            with taps, [.., taps * H], the inputs of those layers side by side.
 
-        Raises ValueError, and changes nothing, where a row doesn't decode: its tokens but one are
-        computed, and there is room in the tables for one more behind its drafts.
+        Raises ValueError without changing anything unless every row decodes: all of its tokens
+        but one are computed, and the tables have room for one more after its drafts.
         """
 
 
 class CompiledStep(ABC):
-    """Steps over some tables."""
+    """Steps over a batch's tables."""
 
     @abstractmethod
     def bind(
@@ -340,10 +341,11 @@ class CompiledStep(ABC):
         logits: Tensor | None = None,
         adapters: Sequence[TableSegment] = (),
     ) -> BoundStep:
-        """What runs steps of the sequences in `rows`, int64 [n], as often as it is asked.
+        """Return steps of the sequences in `rows`, int64 [n], which can be run repeatedly.
 
-        Of the last m rows no token is chosen: `logits`, float32 [m, vocab], gets their logits, and
-        the caller chooses, writes the token and counts it. None: m is 0. For the n - m others,
-        choice None means that each takes its likeliest token. Tokens and counts are moved on in
-        the tables. `adapters` name places in `rows`, as for `KernelSet.add_lora`.
+        For the last m rows no token is chosen: `logits`, float32 [m, vocab], receives their
+        logits, and the caller chooses, writes and counts the token. If `logits` is None, m is 0.
+        The n - m other rows choose by `choice`, or the most likely token if that is None; their
+        tokens and counts are updated in the tables. `adapters` lists indices in `rows`, as for
+        `KernelSet.add_lora`.
         """

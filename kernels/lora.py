@@ -1,7 +1,7 @@
-"""Low-rank adapters of linear layers (Hu et al. 2021, "LoRA"), by groups of rows.
+"""Low-rank adapters of linear layers (Hu et al. 2021, "LoRA") for groups of rows.
 
-Rows of one batch may go through different adapters, or none: each group of rows has its own, with
-its own rank. A row's result doesn't depend on the other rows.
+Each group of rows in a batch may have an adapter of its own, with any rank. A row's result doesn't
+depend on the other rows.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True)
 class LoraSlice:
-    """What an adapter adds to neighbouring columns of a linear layer's result.
+    """An adapter's addition to consecutive columns of a linear layer's result.
 
     Attributes:
         first: the first of the columns.
-        b: [columns, rank]; of rank 0 where nothing is added.
-        start: of h = x A^T, with the layer's A, columns [start, start + rank) meet b.
-        scale: of what comes of it.
+        b: [columns, rank]; with rank 0 nothing is added.
+        start: b is multiplied with columns [start, start + rank) of h = x A^T.
+        scale: the factor of the product.
     """
 
     first: int
@@ -35,14 +35,14 @@ class LoraSlice:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoraWeights:
-    """What an adapter does to a linear layer: y = gain * (y + added) + shift.
+    """An adapter of a linear layer: y = gain * (y + added) + shift.
 
     Attributes:
-        a: [rank, K], of all parts over each other; float32, bfloat16 or float16, as each b.
-        parts: of columns that don't overlap. Columns that no part names stay as they are.
-        out_features: columns of y.
-        gain, shift: float32 [N]; None: 1 and 0.
-        round_inputs: let bfloat16 weights meet x and h rounded to bfloat16, where that is faster.
+        a: [rank, K], the A matrices of all parts stacked; float32, bfloat16 or float16, like b.
+        parts: additions to columns that don't overlap. Other columns are unchanged.
+        out_features: number of columns of y.
+        gain, shift: float32 [N]; None for 1 and 0.
+        round_inputs: allow rounding x and h to bfloat16 for bfloat16 weights where it is faster.
     """
 
     a: Tensor
@@ -55,12 +55,12 @@ class LoraWeights:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EmbeddingWeights:
-    """What an adapter does to an embedding's rows: replaces them, then adds scale * inner b^T.
+    """An adapter of an embedding: replaces rows, then adds scale * inner b^T.
 
     Attributes:
-        table: [vocabulary, hidden]; None: the model's own.
-        tokens: ids, int64 ascending, and their rows [ids, hidden], which replace the table's.
-        inner, b: [vocabulary, rank] and [hidden, rank]; None: nothing is added.
+        table: [vocabulary, hidden]; None for the model's own.
+        tokens: ids, int64 ascending, and rows [ids, hidden] that replace the table's.
+        inner, b: [vocabulary, rank] and [hidden, rank]; None if nothing is added.
     """
 
     table: Tensor | None = None
@@ -71,7 +71,7 @@ class EmbeddingWeights:
 
 
 def check_lora(lora: LoraWeights) -> None:
-    """Raise ValueError for what doesn't fit together."""
+    """Raise ValueError for what is inconsistent."""
     rank, n = lora.a.shape[0], lora.out_features
     if lora.a.dim() != 2 or lora.a.dtype not in (torch.float32, torch.bfloat16, torch.float16):
         raise ValueError("a must be [rank, K] of float32, bfloat16 or float16")
@@ -104,11 +104,11 @@ class LoraSliceLayout:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoraLayout:
-    """Where a file has the numbers of `LoraWeights`, which have neither gain nor shift.
+    """The positions in a file of the numbers of `LoraWeights` without gain and shift.
 
     Attributes:
-        a: where the pieces of a begin that lie over each other, and their ranks.
-        parts: of columns that don't overlap.
+        a: the positions of the stacked parts of a, and their ranks.
+        parts: additions to columns that don't overlap.
         in_features, out_features: K and N.
         round_inputs: see `LoraWeights`.
     """
@@ -121,17 +121,17 @@ class LoraLayout:
 
 
 class LoraTemplate(ABC):
-    """Adapters whose files have the same numbers in the same places."""
+    """Packs adapters whose files have the same layout."""
 
     @abstractmethod
     def fill(self, values: Tensor) -> list[PackedLora] | None:
-        """What `KernelSet.pack_lora` makes of each plan, of a file's numbers; nothing is kept of
-        them. None where one of them is NaN or infinite. Any thread may call it.
+        """Pack a file's numbers as `KernelSet.pack_lora` would, without keeping references to them.
+        Returns None if any number is NaN or infinite. May be called from any thread.
         """
 
 
 class PackedLora(ABC):
-    """`LoraWeights` as a set of kernels likes them best."""
+    """`LoraWeights` in the layout of a kernel set."""
 
     in_features: int
     out_features: int
@@ -140,24 +140,24 @@ class PackedLora(ABC):
 
 
 class LoraTable:
-    """An adapter's `PackedLora` of all layers, for a `CompiledDecoder` to walk through."""
+    """An adapter's `PackedLora` of all layers, for a `CompiledDecoder`."""
 
 
-#: Rows of a step, int64 and ascending, and what they go through.
+#: Rows of a step, int64 and ascending, and their adapter.
 LoraSegment = tuple[PackedLora, Tensor]
 TableSegment = tuple[LoraTable, Tensor]
-#: What an adapter does to a mixture of experts, by the slots of `ExpertLayers.linears`.
+#: An adapter's additions to a mixture of experts, by the slots of `ExpertLayers.linears`.
 ExpertUse = tuple[Mapping[str, PackedLora], Tensor]
-#: Of each layer, by "qkv", "o", "up" and "down", or the slots of its experts; what an adapter
-#: leaves as it is isn't there.
+#: An adapter's additions to each layer, by "qkv", "o", "up" and "down" or the slots of its experts.
+#: Unchanged layers are absent.
 LayerLoras = Sequence[Mapping[str, PackedLora]]
 
 
 class TorchLora(PackedLora):
-    """The weights as they are, for torch."""
+    """The unpacked weights, for torch."""
 
     def __init__(self, lora: LoraWeights, device: torch.device) -> None:
-        """Raises ValueError for what doesn't fit together."""
+        """Raises ValueError for what is inconsistent."""
         check_lora(lora)
         self.a, self.gain, self.shift = lora.a.to(device), lora.gain, lora.shift
         self.parts = [replace(part, b=part.b.to(device)) for part in lora.parts]
@@ -181,30 +181,30 @@ class TorchLora(PackedLora):
 
 
 def add_lora_torch(y: Tensor, x: Tensor, uses: Sequence[LoraSegment]) -> None:
-    """`KernelSet.add_lora` by torch. Raises ValueError for what other kernels have packed."""
+    """Implement `KernelSet.add_lora` in torch. Raises ValueError for adapters of other kernels."""
     for lora, rows in uses:
         if not isinstance(lora, TorchLora):
             raise ValueError("an adapter must be packed by these kernels")
         lora.add(y, x, rows)
 
 
-# What a step brings is three vectors of rows, sorted by slot on the host and padded to a length
-# that follows from the number of rows alone, so that a graph replays any mixture of adapters.
+# Three vectors, sorted by slot on the host, describe a step's adapters. Their padded length depends
+# only on the number of rows, so that a CUDA graph can replay any mixture of adapters.
 
-#: The number of a layer, and which of its linear layers. The layer behind the last one is the
-#: model's two ends: an embedding's low ranks, the rows that it replaces, and the output layer.
+#: The index of a layer, and one of its linear layers. The index after the last layer stands for the
+#: embedding's low-rank addition, its replaced rows, and the output layer.
 LoraTarget = tuple[int, str]
 EMBEDDING, EMBEDDING_ROWS, HEAD = "embedding", "embedding_rows", "head"
 
 
 @dataclass(frozen=True, slots=True)
 class LoraMapping:
-    """A step's rows by the slots of their adapters, in tiles that each have one slot.
+    """A step's rows sorted by adapter slot, in tiles with one slot each.
 
     Attributes:
-        order: int32 [max_tiles * tile]: rows, -1 where there is none.
-        owners: int32 [max_tiles]: each tile's slot.
-        count: int32 [1]: tiles that there are.
+        order: int32 [max_tiles * tile], the rows, padded with -1.
+        owners: int32 [max_tiles], each tile's slot.
+        count: int32 [1], the number of tiles.
     """
 
     order: Tensor
@@ -213,28 +213,28 @@ class LoraMapping:
 
     @property
     def tile(self) -> int:
-        """Rows of a tile."""
+        """Number of rows in a tile."""
         return len(self.order) // len(self.owners)
 
     def moved(self, positions: Tensor) -> LoraMapping:
-        """With row i at positions[i], int64."""
+        """Return the mapping with row i at positions[i], int64."""
         rows = self.order.clamp(min=0).long()
         moved = torch.where(self.order < 0, -1, positions[rows].to(torch.int32))
         return replace(self, order=moved)
 
 
-#: What adapters do to experts, each of whose rows has an expert of its own.
+# Adapters of experts, where each row has an expert.
 EXPERTS = {"up": "experts.up", "down": "experts.down"}
 
 
 class ExpertRowGroups(Protocol):
-    """Rows sorted by expert, in tiles that each have one.
+    """Rows sorted by expert, in tiles with one expert each.
 
     Attributes:
-        order: int32 [tiles * tile]: rows; `rows` where there is none.
-        group: int32 [tiles]: each tile's expert, -1 for tiles that aren't needed.
-        rows: how many there are.
-        tile: rows of a tile.
+        order: int32 [tiles * tile], the rows, padded with `rows`.
+        group: int32 [tiles], each tile's expert, -1 for unused tiles.
+        rows: the number of rows.
+        tile: the number of rows in a tile.
     """
 
     @property
@@ -248,63 +248,63 @@ class ExpertRowGroups(Protocol):
 
 
 class SlotTable(LoraTable):
-    """An adapter's slot; it is freed once this object is released."""
+    """An adapter's slot, which is freed when this object is released."""
 
     def __init__(self, slot: int, references: object) -> None:
-        """`references`: what the slot points to."""
+        """`references` are objects that the slot points to."""
         self.slot, self.references = slot, references
 
 
 class LoraSlots(ABC):
-    """The adapters of one model on its device.
+    """A model's adapters on its device.
 
     Attributes:
-        max_adapters: adapters that there can be at once.
+        max_adapters: the number of slots.
     """
 
     max_adapters: int
 
     @abstractmethod
     def tile(self, rows: int) -> int:
-        """Rows of a tile, in a step of so many."""
+        """Return the number of rows in a tile, for a step with this many rows."""
 
     @abstractmethod
     def pack(self, lora: LoraWeights) -> PackedLora:
-        """What an adapter does to one linear layer, on the device.
+        """Copy an adapter of a linear layer to the device.
 
-        Raises ValueError for what doesn't fit together.
+        Raises ValueError for what is inconsistent.
         """
 
     @abstractmethod
     def pack_embedding(self, weights: EmbeddingWeights) -> dict[str, PackedLora]:
-        """What an adapter does to the embedding, by the places of the model's ends.
+        """Copy an adapter of the embedding to the device; returns its parts by target.
 
-        Raises ValueError for what doesn't fit together.
+        Raises ValueError for what is inconsistent.
         """
 
     @abstractmethod
     def put(self, layers: LayerLoras) -> SlotTable:
-        """Give an adapter, packed by `pack`, a slot. Any thread may call it.
+        """Assign a slot to an adapter packed by `pack`. May be called from any thread.
 
-        Raises ValueError where there is none left.
+        Raises ValueError if no slot is free.
         """
 
     @abstractmethod
     def add(self, target: LoraTarget, y: Tensor, x: Tensor, rows: LoraMapping) -> None:
-        """Change y [T, N], the result of the linear layer at `target` for x [T, K], as
-        `KernelSet.add_lora` does; waits for nothing.
+        """Change y [T, N], the result of the linear layer `target` for x [T, K], like
+        `KernelSet.add_lora`, without synchronizing.
         """
 
     @abstractmethod
     def embed(self, layer: int, x: Tensor, token_ids: Tensor, rows: LoraMapping) -> None:
-        """Change x [T, hidden], the embeddings of token_ids int64 [T]; waits for nothing.
+        """Change x [T, hidden], the embeddings of token_ids int64 [T], without synchronizing.
 
-        `layer`: the number that the model's ends have.
+        `layer` is the index after the last layer.
         """
 
     @abstractmethod
     def slot_by_row(self, rows: LoraMapping, count: int) -> Tensor:
-        """int32 [count]: the slot of each of a step's rows, -1 for none; doesn't synchronise."""
+        """Return each row's slot, int32 [count], -1 for none, without synchronizing."""
 
     @abstractmethod
     def add_experts(
@@ -316,24 +316,24 @@ class LoraSlots(ABC):
         groups: ExpertRowGroups,
         shared: int = 1,
     ) -> None:
-        """Change y [R, N], what experts made of rows, R of them in `groups`; waits for nothing.
+        """Change y [R, N], the experts' results for the R rows of `groups`, without synchronizing.
 
-        Row i is that of x [R / shared, K] at i // shared, whose slots are `owners`. `target` is a
-        layer and one of `EXPERTS`.
+        Row i belongs to row i // shared of x [R / shared, K], whose slots are `owners`. `target` is
+        a layer and one of `EXPERTS`.
         """
 
     @abstractmethod
     def add_expert(
         self, target: LoraTarget, expert: int, y: Tensor, x: Tensor, owners: Tensor
     ) -> None:
-        """The same for rows that all have one expert."""
+        """Do the same for rows of a single expert."""
 
     def max_tiles(self, rows: int) -> int:
-        """Maximum number of tiles for this many rows, whatever their adapters are."""
+        """Return the maximum number of tiles for this many rows, whatever their adapters are."""
         return min(rows, -(-rows // self.tile(rows)) + self.max_adapters - 1)
 
     def mapping_lengths(self, rows: int) -> tuple[int, int]:
-        """Lengths of `order` and `owners` that suffice for any step of up to this many rows."""
+        """Return lengths of `order` and `owners` that suffice for steps of up to this many rows."""
         tiles = [(self.max_tiles(size), self.tile(size)) for size in range(1, rows + 1)]
         return max(num_tiles * tile for num_tiles, tile in tiles), max(
             num_tiles for num_tiles, _ in tiles
@@ -342,9 +342,9 @@ class LoraSlots(ABC):
     def sort(
         self, groups: Sequence[tuple[int, np.ndarray]], rows: int, *, padded: bool
     ) -> list[np.ndarray]:
-        """The three vectors of `LoraMapping`, for slots and their rows of a step of `rows`.
+        """Return the three vectors of `LoraMapping` for slots and their rows in a step of `rows`.
 
-        `padded`: as long as any mixture could need, for a graph.
+        With `padded` they have the maximum length, for a CUDA graph.
         """
         tile = self.tile(rows)
         counts = [-(-len(slot_rows) // tile) for _, slot_rows in groups]
@@ -361,12 +361,12 @@ class LoraSlots(ABC):
 
 @dataclass(frozen=True, slots=True)
 class MoeLoraMapping:
-    """A step's rows at a mixture of experts, by the slots of their adapters.
+    """The adapters of a step's rows in a mixture of experts.
 
     Attributes:
-        slots: the adapters.
-        layer: the mixture's layer.
-        rows: the step's.
+        slots: the model's adapters.
+        layer: the index of the mixture's layer.
+        rows: the step's mapping of rows to slots.
     """
 
     slots: LoraSlots
@@ -374,26 +374,26 @@ class MoeLoraMapping:
     rows: LoraMapping
 
     def add(self, slot: str, y: Tensor, x: Tensor) -> None:
-        """Change y, what a layer that every row goes through made of x."""
+        """Change y, the result for x of a layer that processes every row."""
         self.slots.add((self.layer, slot), y, x, self.rows)
 
     def slot_by_row(self, count: int) -> Tensor:
         return self.slots.slot_by_row(self.rows, count)
 
     def target(self, kind: str) -> LoraTarget:
-        """Of the experts' layers "up" or "down"."""
+        """Return the target of the experts' "up" or "down" layers."""
         return self.layer, EXPERTS[kind]
 
 
 class SharedExpertLora:
-    """The layers of a mixture that every row goes through."""
+    """A mixture's layers that process every row."""
 
     def __init__(self, lora: MoeLoraMapping | None) -> None:
-        """`lora`: None: nobody goes through an adapter."""
+        """`lora` is None if no row has an adapter."""
         self._lora = lora
 
     def __call__(self, slot: str, layer: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
-        """What one makes of x, and what adapters add."""
+        """Return a layer's result for x with the adapters' additions."""
         y = layer(x)
         if self._lora is not None:
             self._lora.add(slot, y, x)

@@ -1,6 +1,6 @@
-"""A mixture of experts on any set of kernels, one expert after the other.
+"""A mixture of experts on any kernel set, expert by expert.
 
-What runs where a set has nothing faster, and what the faster ones are compared with.
+It is the fallback for sets without a faster implementation, and the reference for these.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ if TYPE_CHECKING:
     from kernels.layers import LinearLayer
 
 
-#: By a layer's slot, x and the rows of the mixture's own that x is, ascending: what comes of it.
+#: From a layer's slot, x, and the ascending rows of the mixture that x consists of, to the result.
 ExpertLinears = Callable[[str, Tensor, Tensor], Tensor]
 
 
 class LoraKernels(Protocol):
-    """A set of kernels that adds."""
+    """A kernel set's `add_lora`."""
 
     def add_lora(self, y: Tensor, x: Tensor, uses: Sequence[LoraSegment]) -> None: ...
 
 
 class AdaptedLinears:
-    """`ExpertLinears` whose rows get what their adapters add; where `uses` is empty, nothing."""
+    """`ExpertLinears` with the additions of rows' adapters, if `uses` has any."""
 
     def __init__(
         self, ops: LoraKernels, layers: Mapping[str, LinearLayer], uses: Sequence[ExpertUse]
@@ -55,7 +55,7 @@ class AdaptedLinears:
 
 
 class SlottedLinears:
-    """The same for adapters that have slots."""
+    """The same for adapters in slots."""
 
     def __init__(
         self, layers: Mapping[str, LinearLayer], rows: MoeLoraMapping, owners: Tensor
@@ -73,12 +73,12 @@ class SlottedLinears:
         return y
 
 
-#: What a sum of weights is at least; a softmax's is far above.
+#: Minimum sum of weights, against division by zero; a softmax's sum is far above.
 MIN_WEIGHT_SUM = 1e-20
 
 
 def check_experts(experts: ExpertLayers) -> None:
-    """Raise ValueError for what doesn't fit together."""
+    """Raise ValueError for what is inconsistent."""
     count = len(experts.gate_up)
     if not 1 <= experts.top_k <= count or len(experts.down) != count:
         raise ValueError(f"{experts.top_k} of {count} experts, {len(experts.down)} of them down")
@@ -94,7 +94,7 @@ def check_experts(experts: ExpertLayers) -> None:
 
 
 def _check_groups(experts: ExpertLayers) -> None:
-    """Raise ValueError for groups that can't be, or hold too few experts to choose from."""
+    """Raise ValueError for invalid groups, or groups with too few experts to choose from."""
     count, groups = len(experts.gate_up), experts.groups
     if groups < 1 or count % groups or not 1 <= experts.top_groups <= groups:
         raise ValueError(f"{experts.top_groups} of {groups} groups of {count} experts")
@@ -106,7 +106,7 @@ def _check_groups(experts: ExpertLayers) -> None:
 
 
 def bytes_read(experts: ExpertLayers) -> int:
-    """Bytes read in a pass over one token: of the experts, only those to which it is routed."""
+    """Return the bytes that a pass over a token reads; of the experts, only the chosen count."""
     chosen = sum(layer.nbytes for layer in (*experts.gate_up, *experts.down))
     always = (
         experts.router, experts.shared_gate_up, experts.shared_down, experts.shared_gate,
@@ -117,16 +117,16 @@ def bytes_read(experts: ExpertLayers) -> int:
 
 
 class ExpertKernels(GatedKernels, LoraKernels, Protocol):
-    """The operations that the mixture needs from a kernel set."""
+    """The operations of a kernel set that the mixture uses."""
 
 
 class SequentialMoe(MixtureOfExperts):
-    """Tokens are sorted by expert, so that each expert that is hit runs once on its own rows."""
+    """Sorts tokens by expert, so that each chosen expert runs once, on its rows."""
 
     needs_host_sync = True
 
     def __init__(self, ops: ExpertKernels, experts: ExpertLayers) -> None:
-        """Raises ValueError for what doesn't fit together."""
+        """Raises ValueError for what is inconsistent."""
         check_experts(experts)
         self._ops, self.layers, self._linears = ops, experts, experts.linears()
         self._experts, self._act = experts, gated_activation(ops, experts.activation)
@@ -178,7 +178,7 @@ class SequentialMoe(MixtureOfExperts):
         return tensors if bias is None else {**tensors, "choice_bias": bias}
 
     def _shared(self, x: Tensor, every: Tensor, layers: ExpertLinears) -> Tensor:
-        """The output of the expert shared by all tokens, or zeros."""
+        """Return the shared expert's output, or zeros."""
         experts = self._experts
         if experts.shared_gate_up is None or experts.shared_down is None:
             return torch.zeros_like(x)
@@ -189,7 +189,7 @@ class SequentialMoe(MixtureOfExperts):
 
 
 def route(experts: ExpertLayers, scores: Tensor) -> tuple[Tensor, Tensor]:
-    """Which experts rows go to by their scores [T, E]: weights float32, ids int64 [T, top_k]."""
+    """Route rows by their scores [T, E]: return weights float32 and ids int64 [T, top_k]."""
     scores, bias = scores.float(), experts.choice_bias
     if experts.sigmoid:
         scores = torch.sigmoid(scores)
@@ -201,13 +201,13 @@ def route(experts: ExpertLayers, scores: Tensor) -> tuple[Tensor, Tensor]:
     if not experts.sigmoid and not experts.softmax_first:
         weights = torch.softmax(weights, dim=-1)
     elif experts.renormalize:
-        # Sigmoids may all be nothing.
+        # All sigmoids may be 0.
         weights = weights / (weights.sum(dim=-1, keepdim=True) + MIN_WEIGHT_SUM)
     return weights * experts.scale, chosen
 
 
 def _mask_other_groups(experts: ExpertLayers, scores: Tensor) -> Tensor:
-    """Scores [T, E], at -infinity for experts of groups that a row doesn't go to."""
+    """Return scores [T, E] with -infinity for experts outside a row's chosen groups."""
     if experts.groups == 1:
         return scores
     grouped = scores.unflatten(-1, (experts.groups, -1))

@@ -15,17 +15,17 @@ class Exchange(Protocol):
     """Distributes the slots of ranks that don't share memory to all of them."""
 
     def exchange(self, slots: Sequence[Tensor]) -> None:
-        """Send this rank's slot to all others, and receive theirs; float32 [n] of each rank.
+        """Send this rank's slot to all others and receive theirs, float32 [n] per rank.
 
-        Raises `RankError`, and `RankTimeout` for a rank that is too late.
+        Raises `RankError`, or `RankTimeout` if a rank is too late.
         """
 
     def reset(self) -> None:
-        """Drop everything that was sent so far."""
+        """Drop everything that has been sent."""
 
 
 class RankGroup(ABC):
-    """One rank's member of a group. All ranks gather the same things in the same order.
+    """A rank's handle of its group. All ranks must gather the same tensors in the same order.
 
     Attributes:
         rank, size: 0 <= rank < size.
@@ -38,21 +38,20 @@ class RankGroup(ABC):
     def shard_linear(
         self, layer: LinearLayer, outputs: Sequence[int], inputs: Sequence[int] | None = None
     ) -> None:
-        """Combine a layer of this rank's rows into one that returns all ranks' outputs.
+        """Wrap a layer with this rank's rows as one that returns all ranks' outputs.
 
         Args:
-            outputs: [size + 1], rank r has the rows from outputs[r] to outputs[r + 1].
-            inputs: likewise for the columns of x of each rank, which are gathered before the
-            product.
-                None: each has all of x.
+            outputs: [size + 1]; rank r has the rows from outputs[r] to outputs[r + 1].
+            inputs: likewise for each rank's columns of x, which are gathered before the product.
+            None if every rank has the whole x.
 
-        A row's sum is computed by one rank, as without ranks: the bits are the same. Calls raise
-        `RankError` if another rank has failed or is too late.
+        Each sum is computed by a single rank, so the results equal those without ranks bitwise.
+        Calls raise `RankError` if another rank has failed or is too late.
         """
 
     @abstractmethod
     def gather(self, local: Tensor, starts: Sequence[int]) -> Tensor:
-        """float32 [T, starts[-1]] of each rank's [T, starts[rank + 1] - starts[rank]].
+        """Gather each rank's [T, starts[rank + 1] - starts[rank]] to float32 [T, starts[-1]].
 
         Raises `RankError` if another rank has failed or is too late.
         """
@@ -65,12 +64,12 @@ class RankGroup(ABC):
     @property
     @abstractmethod
     def missing_rank(self) -> int | None:
-        """The rank for which the latest gather waited in vain."""
+        """Return the rank for which the latest gather timed out."""
 
     @property
     @abstractmethod
     def waited_s(self) -> float:
-        """Seconds that this rank has waited in gathers for others."""
+        """Return the seconds that this rank has waited for others in gathers."""
 
     @abstractmethod
     def fail(self) -> None:
@@ -78,7 +77,7 @@ class RankGroup(ABC):
 
     @abstractmethod
     def reset(self) -> None:
-        """Reset after a failure: every rank does, while none is in a gather."""
+        """Reset after a failure. All ranks must do this while none is in a gather."""
 
     @abstractmethod
     def forget_failure(self) -> None:

@@ -1,7 +1,6 @@
-"""What must hold of tensors before a kernel gets their addresses.
+"""Checks of tensors before their addresses are passed to a kernel.
 
-Few and cheap: what keeps a kernel from reading or writing outside of a tensor. All raise
-ValueError.
+The checks are few and cheap; they prevent access outside of a tensor. All raise ValueError.
 """
 
 from __future__ import annotations
@@ -11,9 +10,9 @@ from torch import Tensor
 
 
 def to_device(tensor: Tensor, device: torch.device) -> Tensor:
-    """The CPU tensor on the device, without waiting for the device.
+    """Copy a CPU tensor to the device without waiting for it.
 
-    A copy starts from pinned pages, which torch keeps until it's done.
+    The copy is made from pinned memory, which torch keeps until it is complete.
     """
     if device == tensor.device:
         return tensor
@@ -22,7 +21,7 @@ def to_device(tensor: Tensor, device: torch.device) -> Tensor:
 
 
 def describe(x: Tensor) -> str:
-    """Shape and dtype of `x` for a message."""
+    """Return the shape and dtype of `x` for a message."""
     return f"{list(x.shape)} {str(x.dtype).removeprefix('torch.')}"
 
 
@@ -34,7 +33,7 @@ def norm_width(x: Tensor, weight: Tensor) -> int:
 
 
 def token_stride(x: Tensor) -> int:
-    """Elements from one token of x [T, heads, D] to the next; a token itself must be dense."""
+    """Return the elements between tokens of x [T, heads, D]; a token must be contiguous."""
     token, head, value = x.stride()
     if value != 1 or (head != x.shape[2] and x.shape[1] > 1):
         raise ValueError(f"the heads of a token must lie side by side, strides are {x.stride()}")
@@ -62,7 +61,7 @@ def check_vector(name: str, x: Tensor, length: int, dtype: torch.dtype) -> None:
 
 
 def check_logits(logits: Tensor) -> tuple[int, int]:
-    """Rows and vocabulary of float32 logits [R, vocab]."""
+    """Check float32 logits [R, vocab], and return their rows and vocabulary size."""
     if logits.dim() != 2 or logits.dtype != torch.float32 or not logits.is_contiguous():
         raise ValueError(f"logits {describe(logits)} must be contiguous float32 [rows, vocab]")
     rows, vocab = logits.shape
@@ -72,7 +71,7 @@ def check_logits(logits: Tensor) -> tuple[int, int]:
 
 
 def check_rotary(cos_sin: Tensor | None, size: int) -> tuple[int, int]:
-    """Number of positions and of rotated values."""
+    """Check a rotary table, and return its number of positions and of rotated values."""
     if cos_sin is None:
         return 0, 0
     max_position, rotary = cos_sin.shape

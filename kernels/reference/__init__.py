@@ -1,7 +1,7 @@
 """Plain torch versions of the kernels: the oracle of the tests, and the fallback.
 
-They run in float32 inside (float64 for float64 inputs, so that they can be their own judge), on
-any device.
+They compute in float32 (in float64 for float64 inputs, as a reference for themselves), on any
+device.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from kernels.reference.linear import ReferenceLinear, dequantize
 
 
 class ReferenceKernels(KernelSet):
-    """`KernelSet` made of the functions of this package."""
+    """A `KernelSet` of this package's functions."""
 
     name = "reference"
 
@@ -45,7 +45,7 @@ class ReferenceKernels(KernelSet):
     def PackedLinear(
         self, weight: torch.Tensor, bias: torch.Tensor | None = None, **options: Any
     ) -> ReferenceLinear:
-        """As `KernelSet.PackedLinear`; moves the weight to this set's device."""
+        """Like `KernelSet.PackedLinear`, but moves the weight to this set's device."""
         added = None if bias is None else bias.to(self.device)
         return ReferenceLinear(weight.to(self.device), added, **options)
 

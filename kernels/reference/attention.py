@@ -1,4 +1,4 @@
-"""Attention over a paged KV cache, a sequence at a time."""
+"""Attention over a paged KV cache, sequence by sequence."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from kernels.attention_args import AttentionArgs, MlaArgs
 from kernels.reference.elementwise import wide
 
 QUERIES_AT_ONCE = 256
-"""Queries of one sequence scored together: bounds the score matrix of a long prompt."""
+"""Queries of a sequence that are processed together, which bounds a long prompt's score matrix."""
 
 
 def gather(cache: Tensor, scales: Tensor | None, blocks: Tensor, low: int, high: int) -> Tensor:
-    """The tokens [low, high) of a sequence's `blocks` as [high - low, Hk, D]."""
+    """Return the tokens [low, high) of a sequence's `blocks`, [high - low, Hk, D]."""
     block_size = cache.shape[2]
     skipped = low // block_size
     read_blocks = blocks[skipped : -(-high // block_size)].long()
@@ -40,7 +40,7 @@ def paged_attention(args: AttentionArgs) -> Tensor:
             ends = None if args.visible_ends is None else args.visible_ends[low:high]
             if ends is not None:
                 last = max(last, int(ends[-1]))
-            # Blocks that have left the window may be anyone's by now.
+            # Blocks outside the window may have been reused by another sequence.
             seen = max(0, first - window + 1) if window > 0 else 0
             keys = gather(args.key_cache, args.key_scales, blocks, seen, last)
             values = gather(args.value_cache, args.value_scales, blocks, seen, last)
@@ -57,8 +57,10 @@ def attend(
     begin: int = 0,
     ends: Tensor | None = None,
 ) -> Tensor:
-    """Attention of q [n, Hq, D] over keys and values [L, Hk, D]; q[0] is at their token `first`,
-    and they begin with the sequence's token `begin`. `ends`: of `AttentionArgs.visible_ends`.
+    """Compute attention of q [n, Hq, D] over keys and values [L, Hk, D].
+
+    q[0] is at their token `first`, and they start with the sequence's token `begin`. `ends` is a
+    part of `AttentionArgs.visible_ends`.
     """
     count, heads, size = q.shape
     kv_heads = keys.shape[1]

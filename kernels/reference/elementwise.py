@@ -9,31 +9,31 @@ FP8 = (torch.float8_e4m3fn, torch.float8_e5m2)
 
 
 def wide(x: Tensor) -> Tensor:
-    """`x` in the dtype that sums are done in: float32, or float64 for float64."""
+    """Return `x` in the dtype of sums: float32, or float64 for float64."""
     return x if x.dtype == torch.float64 else x.float()
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """x [..., H] / rms(x) * weight [H], in x's dtype."""
+    """Return x [..., H] / rms(x) * weight [H], in x's dtype."""
     values = wide(x)
     inverse = torch.rsqrt(values.square().mean(-1, keepdim=True) + eps)
     return (values * inverse * wide(weight)).to(x.dtype)
 
 
 def fused_add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """residual += x in place, then its norm."""
+    """Add x to residual in place, and return the norm of the sum."""
     residual += x
     return rms_norm(residual, weight, eps)
 
 
 def silu_and_mul(x: Tensor) -> Tensor:
-    """x [T, 2I] -> silu(first half) * second half."""
+    """Return silu(first half) * second half of x [T, 2I]."""
     gate, up = wide(x).chunk(2, dim=-1)
     return (torch.nn.functional.silu(gate) * up).to(x.dtype)
 
 
 def gelu_and_mul(x: Tensor, approximate: str = "none") -> Tensor:
-    """x [T, 2I] -> gelu(first half) * second half; approximate: "none" or "tanh"."""
+    """Return gelu(first half) * second half of x [T, 2I]; approximate is "none" or "tanh"."""
     if approximate not in ("none", "tanh"):
         raise ValueError(f'approximate must be "none" or "tanh", got {approximate!r}')
     gate, up = wide(x).chunk(2, dim=-1)
@@ -41,7 +41,7 @@ def gelu_and_mul(x: Tensor, approximate: str = "none") -> Tensor:
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor, neox: bool) -> Tensor:
-    """x [T, heads, rotary_dim] turned by cos, sin [T, rotary_dim / 2]."""
+    """Rotate x [T, heads, rotary_dim] by cos, sin [T, rotary_dim / 2]."""
     cos, sin = cos[:, None, :], sin[:, None, :]
     if neox:
         first, second = x.chunk(2, dim=-1)
@@ -90,7 +90,7 @@ def write_to_cache(x: Tensor, cache: Tensor, scales: Tensor | None, slot_mapping
     if cache.dtype in FP8:
         size = wide(x) if scales is None else wide(x) / scales[:, None]
         limit = torch.finfo(cache.dtype).max
-        # Indexing takes no fp8.
+        # torch can't index fp8 tensors.
         cache.view(torch.uint8)[block, :, offset] = (
             size.clamp(-limit, limit).to(cache.dtype).view(torch.uint8)
         )
@@ -98,7 +98,7 @@ def write_to_cache(x: Tensor, cache: Tensor, scales: Tensor | None, slot_mapping
     if scales is not None:
         scale = wide(x).abs().amax(-1) / 127
         finite = scale.isfinite()
-        # Integers can't represent values that aren't finite: the scale does.
+        # Integers can't represent infinity and NaN, so the scale does.
         scales[block, :, offset] = torch.where(finite, scale, torch.nan).to(scales.dtype)
         inverse = 1 / scale
         stored = (finite & inverse.isfinite())[..., None]

@@ -10,11 +10,11 @@ from kernels.linear_factory import group_size_for
 
 
 def quantize(weight: Tensor, quantization: str, group: int) -> tuple[Tensor, Tensor]:
-    """weight [N, K] -> integers int8 [N, groups * group] and scales float32 [N, groups].
+    """Quantize weight [N, K] to int8 [N, groups * group] and scales float32 [N, groups].
 
-    int8: [-127, 127], the largest magnitude of a group on 127. int4: [0, 15] with 8 for zero; the
-    value of largest magnitude goes to -8 or a little beside it, wherever the squared error of the
-    group is least. Rows are padded with zeros to whole groups.
+    int8 uses [-127, 127] and maps a group's largest magnitude to 127. int4 uses [0, 15] with 8 for
+    zero, and maps the value of largest magnitude to -8 or nearby, wherever the group's squared
+    error is smallest. Rows are padded with zeros to whole groups.
     """
     rows, width = weight.shape
     padded = torch.nn.functional.pad(weight.float(), (0, -width % group))
@@ -31,12 +31,12 @@ def quantize(weight: Tensor, quantization: str, group: int) -> tuple[Tensor, Ten
 
 
 def as_stored(scales: Tensor) -> Tensor:
-    """Rounded to float16, as they are kept."""
+    """Round to float16, in which scales are stored."""
     return scales.half().float()
 
 
 def levels(grouped: Tensor, scales: Tensor, low: int, high: int) -> Tensor:
-    """The nearest integers of grouped [N, groups, group] on the grids of its scales."""
+    """Return the integers nearest to grouped [N, groups, group] / scales."""
     inverse = torch.where(scales != 0, 1 / scales, 0.0)
     return (grouped * inverse[..., None]).round().clamp(low, high).to(torch.int8)
 
@@ -53,7 +53,7 @@ def dequantize(
     bits: int,
     zeros: Tensor | None = None,
 ) -> Tensor:
-    """The float32 weights [N, K] that integers represent; see `IntegerRows`."""
+    """Return the weights that integers represent, float32 [N, K]; see `IntegerRows`."""
     rows, groups = scales.shape
     grouped = values.view(rows, groups, -1).float()
     float_scales = as_stored(scales.float())[..., None]
@@ -65,9 +65,9 @@ def dequantize(
 
 
 class ReferenceLinear(LinearLayer):
-    """`torch.nn.functional.linear`; quantised weights are values on their grid, in their dtype.
+    """`torch.nn.functional.linear`; quantized weights are stored as rounded floats in their dtype.
 
-    `round_inputs` is only a permission, which this class has no use for.
+    `round_inputs` is a permission that this class doesn't use.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Choosing tokens by sorting whole rows."""
+"""Sampling by sorting whole rows."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ BROKEN = -1
 def argmax(logits: Tensor) -> Tensor:
     """See `KernelSet.argmax`."""
     top = logits.amax(-1, keepdim=True)
-    # Not torch.argmax, which doesn't define which of equal values it returns.
+    # torch.argmax doesn't define which of several equal values it returns.
     first = (logits == top).int().argmax(-1)
     return torch.where(torch.isfinite(top.squeeze(-1)), first, BROKEN)
 
