@@ -71,7 +71,7 @@ class EmbeddingWeights:
 
 
 def check_lora(lora: LoraWeights) -> None:
-    """Raise ValueError for what is inconsistent."""
+    """Raise ValueError for inconsistent arguments."""
     rank, n = lora.a.shape[0], lora.out_features
     if lora.a.dim() != 2 or lora.a.dtype not in (torch.float32, torch.bfloat16, torch.float16):
         raise ValueError("a must be [rank, K] of float32, bfloat16 or float16")
@@ -157,7 +157,7 @@ class TorchLora(PackedLora):
     """The unpacked weights, for torch."""
 
     def __init__(self, lora: LoraWeights, device: torch.device) -> None:
-        """Raises ValueError for what is inconsistent."""
+        """Raises ValueError for inconsistent arguments."""
         check_lora(lora)
         self.a, self.gain, self.shift = lora.a.to(device), lora.gain, lora.shift
         self.parts = [replace(part, b=part.b.to(device)) for part in lora.parts]
@@ -272,14 +272,14 @@ class LoraSlots(ABC):
     def pack(self, lora: LoraWeights) -> PackedLora:
         """Copy an adapter of a linear layer to the device.
 
-        Raises ValueError for what is inconsistent.
+        Raises ValueError for inconsistent arguments.
         """
 
     @abstractmethod
     def pack_embedding(self, weights: EmbeddingWeights) -> dict[str, PackedLora]:
         """Copy an adapter of the embedding to the device; returns its parts by target.
 
-        Raises ValueError for what is inconsistent.
+        Raises ValueError for inconsistent arguments.
         """
 
     @abstractmethod

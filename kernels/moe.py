@@ -78,7 +78,7 @@ MIN_WEIGHT_SUM = 1e-20
 
 
 def check_experts(experts: ExpertLayers) -> None:
-    """Raise ValueError for what is inconsistent."""
+    """Raise ValueError for inconsistent arguments."""
     count = len(experts.gate_up)
     if not 1 <= experts.top_k <= count or len(experts.down) != count:
         raise ValueError(f"{experts.top_k} of {count} experts, {len(experts.down)} of them down")
@@ -126,7 +126,7 @@ class SequentialMoe(MixtureOfExperts):
     needs_host_sync = True
 
     def __init__(self, ops: ExpertKernels, experts: ExpertLayers) -> None:
-        """Raises ValueError for what is inconsistent."""
+        """Raises ValueError for inconsistent arguments."""
         check_experts(experts)
         self._ops, self.layers, self._linears = ops, experts, experts.linears()
         self._experts, self._act = experts, gated_activation(ops, experts.activation)
