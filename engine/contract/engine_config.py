@@ -449,6 +449,18 @@ class EngineConfig(Settings):
         f"{MAX_AUDIOS_PER_PROMPT} audios",
         json=True,
     )
+    video_pruning_rate: float = cli_field(
+        0.0,
+        "share of a video's tokens to drop: those that changed least since the frame before",
+        low=0.0,
+        high=0.99,
+    )
+    image_pruning_rate: float = cli_field(
+        0.0,
+        "share of an image's tokens to drop: those most like the ones left of them or above",
+        low=0.0,
+        high=0.99,
+    )
     chat_template: str | None = cli_field(
         None, "file with the chat template, or its text; default: the model's"
     )
@@ -591,6 +603,12 @@ class EngineConfig(Settings):
         """Maximum number of audios in a prompt."""
         limit = (self.limit_mm_per_prompt or {}).get("audio", MAX_AUDIOS_PER_PROMPT)
         return min(int(limit), MAX_AUDIOS_PER_PROMPT)
+
+    @property
+    def pruning_rates(self) -> dict[str, float]:
+        """Share of the vectors to drop by kind of media, where it isn't 0."""
+        rates = {"image": self.image_pruning_rate, "video": self.video_pruning_rate}
+        return {kind: rate for kind, rate in rates.items() if rate}
 
     def _check_media_limits(self) -> None:
         for kind, limit in (self.limit_mm_per_prompt or {}).items():

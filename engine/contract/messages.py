@@ -126,6 +126,8 @@ class MediaItem(msgspec.Struct, frozen=True, omit_defaults=True):
         grid: frames, rows and columns of its vectors, for models with three-dimensional positions;
             else (). For a video whose frames have a range each: that of one frame.
         time_interval: distance between the positions of two frames.
+        kept: a bit for each cell of the grid, or of all frames' grids: whether it has a vector;
+            b"": all have.
     """
 
     kind: str
@@ -133,6 +135,7 @@ class MediaItem(msgspec.Struct, frozen=True, omit_defaults=True):
     ranges: tuple[tuple[int, int], ...]
     grid: tuple[int, ...] = ()
     time_interval: float = 1.0
+    kept: bytes = b""
 
     @property
     def start(self) -> int:

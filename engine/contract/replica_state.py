@@ -231,7 +231,8 @@ class ModelInfo(msgspec.Struct, omit_defaults=True, kw_only=True):
     replace a prompt's tokens, 0: not allowed. `sees`: its prompts may contain pictures, at most
     `max_images` images, `max_videos` videos and `max_audios` audios. `encoder_length` and
     `num_mels`: number of states of its audio encoder that tokens attend to, and values per frame of
-    the encoder's input; 0 without one. `num_ranks` processes share the model.
+    the encoder's input; 0 without one. `pruning_rates`: see `MediaProcessor`. `num_ranks`
+    processes share the model.
     """
 
     name: str
@@ -260,6 +261,7 @@ class ModelInfo(msgspec.Struct, omit_defaults=True, kw_only=True):
     max_images: int = 64
     max_videos: int = 0
     max_audios: int = 0
+    pruning_rates: dict[str, float] = msgspec.field(default_factory=dict)
 
 
 class ProcessStats(msgspec.Struct, omit_defaults=True, kw_only=True):

@@ -206,8 +206,7 @@ NEWER: tuple[VllmFlag, ...] = (
     *_of(
         float,
         _NO_MEDIA,
-        "mm_encoder_fp8_scale_save_margin mm_ipc_gpu_memory_gb mm_shm_cache_max_object_size_mb "
-        "video_pruning_rate",
+        "mm_encoder_fp8_scale_save_margin mm_ipc_gpu_memory_gb mm_shm_cache_max_object_size_mb",
     ),
     *_of(
         bool,

@@ -133,6 +133,7 @@ def load_model(
         refuse_unknown(order)  # which would be why it can't be read, and matters more
         raise
     built = build(order)
+    _check_pruning(config, built)
     spec = built.spec
     for line in report_lines(getattr(built.model, "load_report", ())):
         log.info("weights: %s", line)
@@ -160,6 +161,17 @@ def load_model(
         ranks=ranks,
         stage=stage,
     )
+
+
+def _check_pruning(config: EngineConfig, built: LoadedImpl) -> None:
+    """Raise `ConfigError` unless the model's media can be pruned as the config says."""
+    for kind in config.pruning_rates:
+        if kind not in getattr(built.model, "prunable", ()):
+            raise ConfigError(
+                f"{kind}_pruning_rate can't be used with {built.spec.architecture}: its {kind}s "
+                "have no token for each square of pixels.",
+                param=f"{kind}_pruning_rate",
+            )
 
 
 def _io_processor(config: EngineConfig, raw: dict[str, Any], pooler: Pooler | None) -> str:

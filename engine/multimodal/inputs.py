@@ -88,6 +88,7 @@ class PrepareRequest(msgspec.Struct, tag="prepare_picture"):
         kind: "image", "video" or "audio".
         sampling: see `read_video`.
         embeds_size: of a vector; `data` are float32 vectors in the place of an audio. 0: a file.
+        pruning_rates: see `MediaProcessor`.
     """
 
     folder: str
@@ -97,6 +98,7 @@ class PrepareRequest(msgspec.Struct, tag="prepare_picture"):
     kind: str = "image"
     sampling: dict[str, Any] = msgspec.field(default_factory=dict)
     embeds_size: int = 0
+    pruning_rates: dict[str, float] = msgspec.field(default_factory=dict)
 
 
 class PreparedPicture(msgspec.Struct, tag="picture"):
@@ -113,6 +115,7 @@ class PreparedPicture(msgspec.Struct, tag="picture"):
     time_interval: float = 1.0
     wrapper: tuple[int, ...] = ()
     seconds: float = 0.0
+    kept: bytes = b""
 
 
 class VoiceDetection(msgspec.Struct, frozen=True):

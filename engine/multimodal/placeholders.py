@@ -51,6 +51,10 @@ class Placed(Protocol):
     def grid(self) -> tuple[int, ...]:
         """See `MediaItem`."""
 
+    @property
+    def kept(self) -> bytes:
+        """See `MediaItem`."""
+
 
 def check_placeholders(num_placeholders: int, num_items: int, kind: str = "image") -> None:
     """Raise `InvalidRequest` unless there is a placeholder for each item of a kind."""
@@ -149,5 +153,7 @@ def _locate_token(token_ids: np.ndarray, media: Sequence[Placed]) -> list[MediaI
         first += item.num_vectors
         runs = np.split(part, np.flatnonzero(np.diff(part) != 1) + 1)
         ranges = tuple((int(run[0]), len(run)) for run in runs)
-        items.append(MediaItem(item.kind, item.digest, ranges, item.grid, item.time_interval))
+        items.append(
+            MediaItem(item.kind, item.digest, ranges, item.grid, item.time_interval, item.kept)
+        )
     return items

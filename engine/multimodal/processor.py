@@ -10,10 +10,10 @@ import io
 import re
 import struct
 from collections import defaultdict, deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -27,6 +27,7 @@ from engine.multimodal.image_prompts import (
 )
 from engine.multimodal.inputs import MediaTensors, encode_tensors, media_digest
 from engine.multimodal.placeholders import check_placeholders
+from engine.multimodal.pruning import KEPT, keep_tokens, kept_mask, kept_vectors
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -73,7 +74,7 @@ class PreparedMedia:
         num_vectors: tokens in it that stand for a vector each.
         placeholder: text in the prompt that isn't expanded, and `placeholder_id` its token.
         token_id, wrapper: see `Placed`.
-        grid, time_interval: see `MediaItem`.
+        grid, time_interval, kept: see `MediaItem`.
         tensors: what the encoder reads, and `encoded` the same as bytes.
         seconds: length of sound.
     """
@@ -91,6 +92,15 @@ class PreparedMedia:
     time_interval: float = 1.0
     wrapper: tuple[int, ...] = ()
     seconds: float = 0.0
+    kept: bytes = b""
+
+
+class _Pruned(NamedTuple):
+    """See `PreparedMedia`."""
+
+    tensors: MediaTensors
+    replacement: str
+    kept: bytes = b""
 
 
 def open_image(data: bytes, param: str = "messages") -> Image:
@@ -149,13 +159,17 @@ class MediaProcessor:
         image_or_text: whether a prompt is a text or one picture.
     """
 
-    def __init__(self, folder: str | Path) -> None:
-        """`folder`: of the model, or of its tokenizer's files.
+    def __init__(
+        self, folder: str | Path, pruning_rates: Mapping[str, float] | None = None
+    ) -> None:
+        """`folder`: of the model, or of its tokenizer's files. `pruning_rates`: by kind, see
+        `kept_vectors`.
 
         Raises `ModelLoadError` where there is no processor.
         """
         from transformers import AutoImageProcessor, ProcessorMixin
 
+        self._pruning_rates = pruning_rates or {}
         try:
             images = AutoImageProcessor.from_pretrained(
                 str(folder), trust_remote_code=False, local_files_only=True, backend="pil"
@@ -190,21 +204,45 @@ class MediaProcessor:
         except _option_errors() as error:
             raise InvalidRequest(f"The video can't be prepared: {error}", param="video") from error
         tensors = {name: _contiguous(np.asarray(v)) for name, v in prepared.tensors.items()}
-        encoded = encode_tensors(tensors)
+        pruned = self._prune(
+            "video", tensors, prepared.replacement, prompt.token_of_video, prepared.grid
+        )
+        encoded = encode_tensors(pruned.tensors)
         return PreparedMedia(
             kind="video",
             # Frames that are alike have other positions at another rate.
             digest=media_digest(f"video {prepared.time_interval}", encoded),
-            replacement=prepared.replacement,
-            num_vectors=prepared.replacement.count(prompt.token_of_video),
+            replacement=pruned.replacement,
+            num_vectors=pruned.replacement.count(prompt.token_of_video),
             placeholder=prompt.video_token,
             placeholder_id=prompt.video_token_id,
             token_id=prompt.token_id_of_video,
-            tensors=tensors,
+            tensors=pruned.tensors,
             encoded=encoded,
             grid=prepared.grid,
             time_interval=prepared.time_interval,
             wrapper=prepared.wrapper,
+            kept=pruned.kept,
+        )
+
+    def _prune(
+        self,
+        kind: str,
+        tensors: MediaTensors,
+        replacement: str,
+        token: str,
+        grid: tuple[int, ...],
+    ) -> _Pruned:
+        """What is left of an item at the rate of its kind."""
+        rate = self._pruning_rates.get(kind, 0.0)
+        num_vectors = replacement.count(token)
+        kept = kept_vectors(kind, tensors, num_vectors, grid, rate)
+        if kept is None:
+            return _Pruned(tensors, replacement)
+        return _Pruned(
+            {**tensors, KEPT: kept},
+            keep_tokens(replacement, token, kept),
+            kept_mask(kept, num_vectors),
         )
 
     def prepare(self, image: Image, options: dict[str, Any] | None = None) -> PreparedMedia:
@@ -234,27 +272,27 @@ class MediaProcessor:
             if name in outputs
         }
         replacement: str = outputs["text_replacement_offsets"][0][0]["replacement"]
-        encoded = encode_tensors(tensors)
-        digest = media_digest("image", encoded)
-        count = replacement.count(self.token_of_image)
-        if not count:
+        if self.token_of_image not in replacement:
             raise InvalidRequest("The image is too small: nothing is left of it.", param="image")
         grid: tuple[int, ...] = ()
         if "image_grid_thw" in tensors:
             frames, rows, columns = tensors["image_grid_thw"][0].tolist()
             merge = self._processor.image_processor.merge_size
             grid = frames, rows // merge, columns // merge
+        pruned = self._prune("image", tensors, replacement, self.token_of_image, grid)
+        encoded = encode_tensors(pruned.tensors)
         return PreparedMedia(
             kind="image",
-            digest=digest,
-            replacement=replacement,
-            num_vectors=count,
+            digest=media_digest("image", encoded),
+            replacement=pruned.replacement,
+            num_vectors=pruned.replacement.count(self.token_of_image),
             placeholder=self.image_token,
             placeholder_id=self.image_token_id,
             token_id=self.token_id_of_image,
-            tensors=tensors,
+            tensors=pruned.tensors,
             encoded=encoded,
             grid=grid,
+            kept=pruned.kept,
         )
 
     def _check_options(self, options: dict[str, Any] | None) -> None:

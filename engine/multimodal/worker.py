@@ -46,19 +46,21 @@ def main() -> int:
     from engine.multimodal.sound_files import split_sound
     from engine.multimodal.video_files import read_video
 
-    processors: OrderedDict[tuple[str, str], MediaProcessor | AudioProcessor] = OrderedDict()
+    processors: OrderedDict[tuple[str, str, str], MediaProcessor | AudioProcessor] = OrderedDict()
     encode = msgspec.msgpack.Encoder().encode
     requests_decoder = msgspec.msgpack.Decoder[
         PrepareRequest | PrepareSoundRequest | PrepareDocumentRequest
     ](PrepareRequest | PrepareSoundRequest | PrepareDocumentRequest)
 
     def prepare_picture(request: PrepareRequest) -> PreparedPicture:
-        key = request.folder, request.version
+        key = request.folder, request.version, repr(sorted(request.pruning_rates.items()))
         if key not in processors:
             hears = request.kind == "audio"
             folder = request.folder
             processors[key] = (
-                AudioProcessor.from_folder(folder) if hears else MediaProcessor(folder)
+                AudioProcessor.from_folder(folder)
+                if hears
+                else MediaProcessor(folder, request.pruning_rates)
             )
             if len(processors) > _MAX_PROCESSORS:
                 processors.popitem(last=False)
@@ -92,6 +94,7 @@ def main() -> int:
             time_interval=prepared.time_interval,
             wrapper=prepared.wrapper,
             seconds=prepared.seconds,
+            kept=prepared.kept,
         )
 
     def prepare_sound(request: PrepareSoundRequest) -> PreparedSound:

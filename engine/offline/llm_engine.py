@@ -229,7 +229,7 @@ class LLMEngine:
             return AudioProcessor.from_folder(facts.tokenizer_folder)
         if facts.encoder_length:
             return SoundProcessor(facts.num_mels, 2 * facts.encoder_length)
-        return MediaProcessor(facts.tokenizer_folder)
+        return MediaProcessor(facts.tokenizer_folder, self.core.config.pruning_rates)
 
     def locate_media(self, entry: TokenPrompt) -> list[MediaItem]:
         """Positions of a prompt's media."""

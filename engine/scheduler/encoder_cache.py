@@ -14,6 +14,7 @@ from collections.abc import Sequence as Items
 from dataclasses import dataclass, field, replace
 
 from engine.contract.messages import EngineRequest, MediaItem
+from engine.multimodal.pruning import kept_cells
 from engine.scheduler.plan import EncoderInput, EncodeTask
 
 
@@ -48,8 +49,9 @@ class EncoderItem:
     def inputs(self) -> list[EncoderInput]:
         """The prompt tokens that its vectors stand for."""
         inputs, offset = [], 0
-        for start, count in self.item.ranges:
-            item = self.item
+        item = self.item
+        kept = kept_cells(item.kept, item.grid) if item.kept and item.grid else []
+        for index, (start, count) in enumerate(item.ranges):
             inputs.append(
                 EncoderInput(
                     start,
@@ -59,6 +61,7 @@ class EncoderItem:
                     grid=item.grid,
                     time_interval=item.time_interval,
                     bidirectional=self.bidirectional,
+                    kept=kept[index].tobytes() if kept else b"",
                 )
             )
             offset += count

@@ -87,6 +87,7 @@ def model_info(config: EngineConfig, core: EngineCore | None) -> ModelInfo:
         max_images=config.max_images,
         max_videos=config.max_videos if facts.takes_videos else 0,
         max_audios=config.max_audios if facts.hears else 0,
+        pruning_rates=config.pruning_rates,
     )
 
 

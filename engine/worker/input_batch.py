@@ -59,7 +59,8 @@ def plane_positions(num_tokens: int, pictures: list[EncoderInput]) -> np.ndarray
     2409.12191).
 
     Text increments all three. A picture's vectors count frames, rows and columns from the position
-    where the text stopped, and the text continues after the largest of its rows and columns.
+    where the text stopped, and the text continues after the largest of its rows and columns. Those
+    of a pruned one keep their places.
     """
     positions = np.empty((num_tokens, 3), dtype=np.int64)
     token = position = 0
@@ -72,6 +73,8 @@ def plane_positions(num_tokens: int, pictures: list[EncoderInput]) -> np.ndarray
         cells[:, 0] = (cells[:, 0].astype(np.float32) * np.float32(picture.time_interval)).astype(
             int
         )
+        if picture.kept:
+            cells = cells[np.frombuffer(picture.kept, dtype=bool)]
         positions[picture.start : picture.start + picture.count] = position + cells
         position += max(picture.grid[1:])
         token = picture.start + picture.count

@@ -8,7 +8,7 @@ import threading
 import time
 from collections import OrderedDict
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from sys import getsizeof
 from typing import Any
@@ -59,10 +59,12 @@ class MediaOptions:
     Attributes:
         processor: mm_processor_kwargs.
         sampling: of video frames, see `read_video`.
+        pruning_rates: see `MediaProcessor`.
     """
 
     processor: dict[str, Any]
     sampling: dict[str, Any]
+    pruning_rates: dict[str, float] = field(default_factory=dict)
 
     @classmethod
     def from_chat(cls, chat: ChatRequest, info: ModelInfo) -> MediaOptions:
@@ -76,7 +78,8 @@ class MediaOptions:
         sampling = {
             name: processor.pop(name) for name in ("fps", "num_frames") if name in processor
         }
-        return cls(processor, sampling | (chat.media_io_kwargs or {}).get("video", {}))
+        sampling |= (chat.media_io_kwargs or {}).get("video", {})
+        return cls(processor, sampling, info.pruning_rates)
 
 
 class MediaPool:
@@ -105,14 +108,14 @@ class MediaPool:
         )
         await _charge_fetched(caller, source, data)
         sampling = options.sampling if source.kind == "video" else {}
-        size = source.embeds_size
+        size, rates = source.embeds_size, options.pruning_rates
         settled = msgspec.json.encode(
-            [source.kind, options.processor, sampling, size], order="sorted"
+            [source.kind, options.processor, sampling, size, rates], order="sorted"
         )
         scope = f"{tenant}\0{folder}\0{version}\0".encode()
         key = hashlib.sha256(scope + settled + b"\0" + digest).digest()
         request = PrepareRequest(
-            folder, data, version, options.processor, source.kind, sampling, size
+            folder, data, version, options.processor, source.kind, sampling, size, rates
         )
         answer = await self._prepare_once(key, request, source, caller)
         if not isinstance(answer, PreparedPicture):

@@ -223,8 +223,9 @@ def test_options_of_media_are_read_from_both_fields() -> None:
             "media_io_kwargs": {"video": {"num_frames": 2}},
         }
     )
-    options = MediaOptions.from_chat(chat, SEEING)
-    assert options == MediaOptions({"max_pixels": 9}, {"fps": 1, "num_frames": 2})
+    pruning = msgspec.structs.replace(SEEING, pruning_rates={"video": 0.5})
+    options = MediaOptions.from_chat(chat, pruning)
+    assert options == MediaOptions({"max_pixels": 9}, {"fps": 1, "num_frames": 2}, {"video": 0.5})
     with pytest.raises(InvalidRequest) as refused:
         MediaOptions.from_chat(chat, msgspec.structs.replace(SEEING, sees=False))
     assert refused.value.param == "mm_processor_kwargs"
@@ -246,6 +247,11 @@ async def test_a_video_is_prepared_once_for_each_way_to_sample_it(tmp_path: Path
     assert (four.kind, four.grid[0], eight.grid[0]) == ("video", 2, 4)
     smaller = MediaOptions({"size": {"shortest_edge": 196, "longest_edge": 196}}, {"num_frames": 4})
     assert (await pool.prepare(source, smaller, str(tmp_path), CALLER)).num_vectors == 2
+    pruned = MediaOptions({}, {"num_frames": 4}, {"video": 0.25})
+    half = await pool.prepare(source, pruned, str(tmp_path), CALLER)
+    assert half.num_vectors == 3 * four.num_vectors // 4
+    assert half.kept
+    assert half.digest != four.digest
     for options, param in (
         (MediaOptions({}, {"num_frames": 0}), "media_io_kwargs"),
         (MediaOptions({"device": "meta"}, {}), "mm_processor_kwargs"),

@@ -60,12 +60,14 @@ class VisionFamily(ABC):
     Attributes:
         kinds: of media that `encode` takes, beside videos.
         takes_videos: whether `encode` takes several frames.
+        prunable: kinds whose vectors may be left out, see `engine.multimodal.pruning`.
         bidirectional_span: see `DecoderSpec`.
         ignored_prefixes: of weights that belong to parts that aren't run.
     """
 
     kinds: ClassVar[tuple[str, ...]] = ("image",)
     takes_videos: ClassVar[bool] = False
+    prunable: ClassVar[tuple[str, ...]] = ()
     bidirectional_span: int = 0
     ignored_prefixes: ClassVar[tuple[str, ...]] = ()
 
@@ -122,6 +124,11 @@ class VisionDecoder(NativeDecoder):
     def takes_videos(self) -> bool:
         """Whether its prompts may contain videos."""
         return self.family.takes_videos
+
+    @property
+    def prunable(self) -> tuple[str, ...]:
+        """Kinds of media whose vectors may be left out."""
+        return self.family.prunable
 
     @property
     def bidirectional_span(self) -> int:

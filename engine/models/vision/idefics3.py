@@ -15,6 +15,7 @@ from engine.models.weight_loader import WeightLoader
 class Idefics3(VisionFamily):
     """A picture as tiles and as a whole, each of one size, padded at the right and below."""
 
+    prunable = ("image",)
     _tower: VisionTower
     _projection: Transform
 

@@ -36,6 +36,7 @@ class InternVL(VisionFamily):
     """A picture as tiles and as a whole; frames of a video are as tiles."""
 
     takes_videos = True
+    prunable = ("image", "video")
     _tower: VisionTower
     _projector: Transform
 

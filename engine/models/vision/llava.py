@@ -24,6 +24,7 @@ TOWER_PREFIXES = (
 class Llava(VisionFamily):
     """Pictures of one size; each patch is a token."""
 
+    prunable = ("image",)
     _tower: VisionTower
     _projector: Transform
 
@@ -63,6 +64,8 @@ class Llava(VisionFamily):
 
 class LlavaNext(Llava):
     """A picture of any size: as a whole, and cut into tiles, with a vector at each row's end."""
+
+    prunable = ()
 
     def load(self, loader: WeightLoader) -> None:
         super().load(loader)

@@ -30,6 +30,7 @@ class Qwen2VL(VisionFamily):
     """
 
     takes_videos = True
+    prunable = ("image", "video")
 
     def load(self, loader: WeightLoader) -> None:
         vision = self.config["vision_config"]

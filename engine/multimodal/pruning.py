@@ -1,0 +1,106 @@
+"""Pruning: which vectors of a video or a picture are left out, before tokens are counted.
+
+Efficient Video Sampling (arXiv 2510.14624) drops what stayed as it was since the frame before. Here
+pixels are compared, not the encoder's vectors, so that tokens and positions are known at admission.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from engine.contract.errors import InvalidRequest
+from engine.multimodal.inputs import MediaTensors
+
+#: Tensor of a pruned item: indices of the vectors that are kept, int64 [n], ascending.
+KEPT = "kept"
+
+
+def kept_vectors(
+    kind: str, tensors: MediaTensors, num_vectors: int, grid: tuple[int, ...], rate: float
+) -> np.ndarray | None:
+    """Indices of the vectors that stay, int64 [n], ascending; None: all of them.
+
+    Args:
+        kind: "video" or "image".
+        tensors: what the encoder reads: pixels of which each vector stands for a square, in
+            reading order.
+        num_vectors: number of these squares.
+        grid: see `MediaItem`.
+        rate: share of the vectors to drop, in [0, 1). The first frame of a video is kept whole, and
+            the corner of a picture.
+
+    Raises `InvalidRequest` for tensors that aren't so.
+    """
+    if not rate:
+        return None
+    squares = _squares(tensors["pixel_values"], num_vectors, grid)
+    changes = _changes_in_time(squares) if kind == "video" else _changes_in_space(squares)
+    num_kept = max(int(np.isinf(changes).sum()), int(num_vectors * (1 - rate)))
+    if num_kept >= num_vectors:
+        return None
+    # Of equal changes the first are kept.
+    order = np.argsort(-changes.reshape(-1), kind="stable")
+    return np.sort(order[:num_kept]).astype(np.int64)
+
+
+def keep_tokens(replacement: str, token: str, kept: np.ndarray) -> str:
+    """The replacement of a placeholder without the tokens of vectors that are dropped."""
+    parts = replacement.split(token)
+    tokens = [""] * (len(parts) - 1)
+    for index in kept.tolist():
+        tokens[index] = token
+    return parts[0] + "".join(t + part for t, part in zip(tokens, parts[1:], strict=True))
+
+
+def kept_mask(kept: np.ndarray, num_vectors: int) -> bytes:
+    """`MediaItem.kept` of these indices."""
+    mask = np.zeros(num_vectors, dtype=bool)
+    mask[kept] = True
+    return np.packbits(mask).tobytes()
+
+
+def kept_cells(mask: bytes, grid: tuple[int, ...]) -> list[np.ndarray]:
+    """Which cells of `grid` have a vector, bool [cells] for each of an item's grids that has any.
+
+    `mask`: `MediaItem.kept`, of one grid or, where frames are apart, several.
+    """
+    num_cells = math.prod(grid)
+    bits = np.unpackbits(np.frombuffer(mask, dtype=np.uint8)).astype(bool)
+    frames = bits[: len(bits) // num_cells * num_cells].reshape(-1, num_cells)
+    return [frame for frame in frames if frame.any()]
+
+
+def _squares(pixels: np.ndarray, num_vectors: int, grid: tuple[int, ...]) -> np.ndarray:
+    """[frames or tiles, rows, columns, values]: the pixels that each vector stands for."""
+    if grid:
+        rows, columns = grid[1:]
+        return pixels.reshape(num_vectors // (rows * columns), rows, columns, -1)
+    *_, channels, height, width = pixels.shape
+    tiles = pixels.reshape(-1, channels, height, width)
+    side = math.isqrt(num_vectors // len(tiles))
+    if not side or len(tiles) * side**2 != num_vectors or height % side or width % side:
+        raise InvalidRequest("Pictures of this model can't be pruned.", param="pruning_rate")
+    cut = tiles.reshape(len(tiles), channels, side, height // side, side, width // side)
+    return cut.transpose(0, 2, 4, 1, 3, 5).reshape(len(tiles), side, side, -1)
+
+
+def _changes_in_time(squares: np.ndarray) -> np.ndarray:
+    """[frames, rows, columns]: how much each differs from the frame before; at first infinity."""
+    changes = np.full(squares.shape[:3], np.inf, dtype=np.float32)
+    for index in range(1, len(squares)):
+        changes[index] = np.abs(squares[index] - squares[index - 1]).mean(axis=-1)
+    return changes
+
+
+def _changes_in_space(squares: np.ndarray) -> np.ndarray:
+    """[tiles, rows, columns]: how much each differs from the more similar one of those left of it
+    and above it; infinity in the corner.
+    """
+    changes = np.full(squares.shape[:3], np.inf, dtype=np.float32)
+    left = np.abs(squares[:, :, 1:] - squares[:, :, :-1]).mean(axis=-1)
+    above = np.abs(squares[:, 1:] - squares[:, :-1]).mean(axis=-1)
+    changes[:, :, 1:] = left
+    changes[:, 1:] = np.minimum(changes[:, 1:], above)
+    return changes
