@@ -286,7 +286,7 @@ class EngineConfig(Settings):
         "classes that change the logits of every step, as module:Class; see docs/extending.md",
     )
     enable_prompt_embeds: bool = cli_field(
-        False, "accept embedding vectors: prompt_embeds, and audio_embeds of models that hear"
+        False, "accept embedding vectors: prompt_embeds, image_embeds, audio_embeds"
     )
     max_logprobs: int = cli_field(20, "most logprobs a request may ask for", low=0, high=1000)
     enable_chunked_prefill: bool = cli_field(

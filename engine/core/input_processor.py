@@ -313,24 +313,24 @@ class InputProcessor:
             if item.digest not in media:
                 raise InvalidRequest(f"{_NOUNS[item.kind]} is missing.", param="media")
             if (embeds := media[item.digest].get(EMBEDS)) is not None:
-                self._check_audio_embeds(item, embeds)
+                self._check_vectors(item, embeds)
         if end > len(message.prompt_token_ids):
             raise InvalidRequest("Media reach beyond the prompt.", param="media")
 
-    def _check_audio_embeds(self, item: MediaItem, embeds: np.ndarray) -> None:
-        """Raise `InvalidRequest` unless these can replace the vectors of an audio."""
-        name = "audio_embeds"
+    def _check_vectors(self, item: MediaItem, embeds: np.ndarray) -> None:
+        """Raise `InvalidRequest` unless these can replace the vectors of an item."""
+        name = f"{item.kind}_embeds"
         if not self._config.enable_prompt_embeds:
-            raise InvalidRequest("audio_embeds need enable_prompt_embeds.", param=name)
-        if item.kind != "audio" or not self._facts.takes_embeds:
+            raise InvalidRequest(f"{name} need enable_prompt_embeds.", param=name)
+        if item.kind not in ("audio", "image") or not self._facts.takes_embeds:
             raise InvalidRequest("This model takes no vectors of media.", param=name)
         shape = (item.num_vectors, self._facts.hidden_size)
         if embeds.shape != shape or embeds.dtype != np.float32:
             raise InvalidRequest(
-                f"audio_embeds must be float32 {list(shape)}, got {list(embeds.shape)}.", param=name
+                f"{name} must be float32 {list(shape)}, got {list(embeds.shape)}.", param=name
             )
         if not np.isfinite(embeds).all():
-            raise InvalidRequest("audio_embeds hold NaN or infinity.", param=name)
+            raise InvalidRequest(f"{name} hold NaN or infinity.", param=name)
 
     def _check_sound(self, message: EngineRequest, media: Mapping[bytes, MediaTensors]) -> None:
         """Raise `InvalidRequest` unless there is one audio window of the encoder's length."""

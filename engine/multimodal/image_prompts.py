@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from engine.contract.errors import InvalidRequest
+
 if TYPE_CHECKING:
     from PIL.Image import Image
 
@@ -51,6 +53,33 @@ class ImagePrompt(ABC):
     @abstractmethod
     def replacement(self, outputs: Mapping[str, Any]) -> str:
         """The placeholder for the picture of which the image processor made `outputs`."""
+
+    def place_vectors(self, count: int, grid: tuple[int, ...]) -> VectorPlaces:
+        """Where a picture stands that comes as `count` vectors.
+
+        `grid`: its frames, and its rows and columns of patches, or ().
+
+        Raises `InvalidRequest` where they don't say so.
+        """
+        raise InvalidRequest(
+            "The model's images can't come as vectors: how they were cut is part of its prompts.",
+            param="image_embeds",
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class VectorPlaces:
+    """See `PreparedMedia`."""
+
+    replacement: str
+    grid: tuple[int, ...] = ()
+
+
+def place_plainly(tokens: str, grid: tuple[int, ...]) -> VectorPlaces:
+    """Of a model whose positions don't depend on rows and columns. Raises `InvalidRequest`."""
+    if grid:
+        raise InvalidRequest("The model takes no image_grid_thw.", param="image_embeds")
+    return VectorPlaces(tokens)
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +140,18 @@ class _Qwen(VideoPrompt):
     def replacement(self, outputs: Mapping[str, Any]) -> str:
         count = int(outputs["image_grid_thw"][0].prod()) // self.images.merge_size**2
         return self.image_token * count
+
+    def place_vectors(self, count: int, grid: tuple[int, ...]) -> VectorPlaces:
+        merge = self.images.merge_size
+        frames, rows, columns = grid or (0, 0, 0)
+        is_grid = frames == 1 and rows > 0 and not rows % merge and not columns % merge
+        if not is_grid or rows * columns != count * merge**2:
+            raise InvalidRequest(
+                f"image_grid_thw must be [1, rows, columns] of patches, {merge} x {merge} of which "
+                f"become one vector, for {count} vectors; got {list(grid)}.",
+                param="image_embeds",
+            )
+        return VectorPlaces(self.image_token * count, (1, rows // merge, columns // merge))
 
     def prepare_video(
         self, frames: list[Image], times: list[float], options: dict[str, Any]
@@ -180,6 +221,12 @@ class _Qwen25(_Qwen):
 class _Qwen3(_Qwen):
     """Each step in time stands behind its own seconds, as text."""
 
+    def place_vectors(self, count: int, grid: tuple[int, ...]) -> VectorPlaces:
+        raise InvalidRequest(
+            "The model's images can't come as vectors: its decoder takes several for each token.",
+            param="image_embeds",
+        )
+
     def _configured_size(self, num_steps: int) -> dict[str, int]:
         frames = num_steps * self.images.temporal_patch_size
         per_frame = {name: value // frames for name, value in self._video_size.items()}
@@ -223,7 +270,12 @@ class _InternVL(VideoPrompt):
         return {"crop_to_patches": True} | requested
 
     def replacement(self, outputs: Mapping[str, Any]) -> str:
-        count = self._config.image_seq_length * int(outputs["num_patches"][0])
+        return self._wrapped(self._config.image_seq_length * int(outputs["num_patches"][0]))
+
+    def place_vectors(self, count: int, grid: tuple[int, ...]) -> VectorPlaces:
+        return place_plainly(self._wrapped(count), grid)
+
+    def _wrapped(self, count: int) -> str:
         start, end = self._tokenizer.start_image_token, self._tokenizer.end_image_token
         return f"{start}{self.image_token * count}{end}"
 

@@ -87,7 +87,8 @@ class PrepareRequest(msgspec.Struct, tag="prepare_picture"):
         options: mm_processor_kwargs.
         kind: "image", "video" or "audio".
         sampling: see `read_video`.
-        embeds_size: of a vector; `data` are float32 vectors in the place of an audio. 0: a file.
+        embeds_size: of a vector; `data` are float32 vectors in the place of a file. 0: a file.
+        grid: of vectors, see `MediaProcessor.prepare_embeds`.
         pruning_rates: see `MediaProcessor`.
     """
 
@@ -99,6 +100,7 @@ class PrepareRequest(msgspec.Struct, tag="prepare_picture"):
     sampling: dict[str, Any] = msgspec.field(default_factory=dict)
     embeds_size: int = 0
     pruning_rates: dict[str, float] = msgspec.field(default_factory=dict)
+    grid: tuple[int, ...] = ()
 
 
 class PreparedPicture(msgspec.Struct, tag="picture"):

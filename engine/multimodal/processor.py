@@ -24,8 +24,9 @@ from engine.multimodal.image_prompts import (
     VideoInput,
     VideoPrompt,
     find_image_prompt,
+    place_plainly,
 )
-from engine.multimodal.inputs import MediaTensors, encode_tensors, media_digest
+from engine.multimodal.inputs import EMBEDS, MediaTensors, encode_tensors, media_digest
 from engine.multimodal.placeholders import check_placeholders
 from engine.multimodal.pruning import KEPT, keep_tokens, kept_mask, kept_vectors
 
@@ -59,6 +60,8 @@ _SHAPE_OPTIONS = {
     "patch_size",
     "temporal_patch_size",
 }
+#: Of `transformers`: those of models in whose prompts a picture is its tokens alone.
+_PLAIN_PROCESSORS = ("LlavaProcessor", "LlavaNextProcessor")
 _FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF")
 #: Exceptions of Pillow for damaged files, in addition to its own errors.
 DAMAGED_FILE_ERRORS = (OSError, ValueError, SyntaxError, EOFError, LookupError, struct.error)
@@ -295,6 +298,34 @@ class MediaProcessor:
             kept=pruned.kept,
         )
 
+    def prepare_embeds(self, vectors: np.ndarray, grid: tuple[int, ...] = ()) -> PreparedMedia:
+        """A picture that comes as its encoder's vectors, float32 [n, hidden].
+
+        `grid`: its frames, and its rows and columns of patches, of a model whose positions need
+        them. Raises `InvalidRequest`.
+        """
+        if isinstance(self._processor, _ImagesProcessor):
+            places = self._processor.prompt.place_vectors(len(vectors), grid)
+        elif type(self._processor).__name__ in _PLAIN_PROCESSORS:
+            places = place_plainly(self.token_of_image * len(vectors), grid)
+        else:
+            raise InvalidRequest("The model's images can't come as vectors.", param="image_embeds")
+        tensors = {EMBEDS: vectors}
+        encoded = encode_tensors(tensors)
+        return PreparedMedia(
+            kind="image",
+            # Equal vectors in other rows and columns have other positions.
+            digest=media_digest(f"image {places.grid}", encoded),
+            replacement=places.replacement,
+            num_vectors=len(vectors),
+            placeholder=self.image_token,
+            placeholder_id=self.image_token_id,
+            token_id=self.token_id_of_image,
+            tensors=tensors,
+            encoded=encoded,
+            grid=places.grid,
+        )
+
     def _check_options(self, options: dict[str, Any] | None) -> None:
         """Raise `InvalidRequest` for options that the image processor doesn't have, and for values
         that only another encoder takes.
@@ -359,7 +390,7 @@ class _ImagesProcessor:
     """Of an `ImagePrompt` and its image processor what `transformers`' processor is of both."""
 
     def __init__(self, prompt: ImagePrompt) -> None:
-        self.image_processor, self._prompt = prompt.images, prompt
+        self.image_processor, self.prompt = prompt.images, prompt
         self.image_or_text = isinstance(prompt, ImageOrText)
         self.video_prompt = prompt if isinstance(prompt, VideoPrompt) else None
         self.image_token, self.image_token_id = prompt.image_token, prompt.image_token_id
@@ -372,8 +403,8 @@ class _ImagesProcessor:
         *,
         return_text_replacement_offsets: bool,
     ) -> dict[str, Any]:
-        outputs = dict(self.image_processor(images, **self._prompt.options(images_kwargs)))
-        replacement = self._prompt.replacement(outputs)
+        outputs = dict(self.image_processor(images, **self.prompt.options(images_kwargs)))
+        replacement = self.prompt.replacement(outputs)
         return outputs | {"text_replacement_offsets": [[{"replacement": replacement}]]}
 
 

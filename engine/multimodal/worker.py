@@ -52,6 +52,9 @@ def main() -> int:
         PrepareRequest | PrepareSoundRequest | PrepareDocumentRequest
     ](PrepareRequest | PrepareSoundRequest | PrepareDocumentRequest)
 
+    def vectors_of(request: PrepareRequest) -> np.ndarray:
+        return np.frombuffer(request.data, dtype="<f4").reshape(-1, request.embeds_size)
+
     def prepare_picture(request: PrepareRequest) -> PreparedPicture:
         key = request.folder, request.version, repr(sorted(request.pruning_rates.items()))
         if key not in processors:
@@ -73,10 +76,11 @@ def main() -> int:
                     param="mm_processor_kwargs",
                 )
             if request.embeds_size:
-                values = np.frombuffer(request.data, dtype="<f4")
-                prepared = processor.prepare_embeds(values.reshape(-1, request.embeds_size))
+                prepared = processor.prepare_embeds(vectors_of(request))
             else:
                 prepared = processor.prepare_file(request.data)
+        elif request.embeds_size:
+            prepared = processor.prepare_embeds(vectors_of(request), request.grid)
         elif request.kind == "video":
             video = read_video(request.data, request.sampling)
             prepared = processor.prepare_video(video, request.options)

@@ -240,7 +240,7 @@ def _with_media(
             param="multi_modal_data",
         )
     media = (
-        *(processor.prepare(image, options) for image in _images(data.get("image"))),
+        *_prepared_images(data.get("image"), processor, options),
         *(processor.prepare_video(video, options) for video in _videos(data.get("video"))),
     )
     text = prompt.get("prompt")
@@ -349,6 +349,38 @@ def _with_sound(
         raise InvalidRequest("With skip_tokenizer_init prompts must be token ids.", param="prompt")
     # Its tokens are spelled out, "<|startoftranscript|>" first.
     return TokenPrompt(text, tokenizer.encode(text, add_special_tokens=False), media=media)
+
+
+def _prepared_images(
+    values: Any, processor: MediaProcessor, options: dict[str, Any]
+) -> list[PreparedMedia]:
+    """Of one image or a list of them. Vectors in the place of one: a tensor [n, hidden], or
+    {"image_embeds": tensor, "image_grid_thw": tensor [1, 3]}.
+
+    Raises `InvalidRequest` for anything else.
+    """
+    entries = values if isinstance(values, list | tuple) else [] if values is None else [values]
+    prepared = []
+    for entry in entries:
+        if isinstance(entry, Tensor | dict):
+            prepared.append(processor.prepare_embeds(*_vectors_and_grid(entry)))
+        else:
+            prepared += [processor.prepare(image, options) for image in _images(entry)]
+    return prepared
+
+
+def _vectors_and_grid(value: Tensor | dict[str, Any]) -> tuple[np.ndarray, tuple[int, ...]]:
+    parts = {"image_embeds": value} if isinstance(value, Tensor) else value
+    vectors, grid = parts.get("image_embeds"), parts.get("image_grid_thw")
+    is_grid = grid is None or (isinstance(grid, Tensor) and tuple(grid.shape) in ((3,), (1, 3)))
+    is_matrix = isinstance(vectors, Tensor) and vectors.dim() == 2 and vectors.is_floating_point()
+    if not isinstance(vectors, Tensor) or not is_matrix or not is_grid:
+        raise InvalidRequest(
+            "An image's vectors must be float [n, hidden], and image_grid_thw [1, 3].",
+            param="multi_modal_data",
+        )
+    numbers = () if grid is None else tuple(map(int, grid.flatten().tolist()))
+    return vectors.detach().float().cpu().numpy(), numbers
 
 
 def _images(values: Any) -> list[Any]:

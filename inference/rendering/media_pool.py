@@ -110,12 +110,20 @@ class MediaPool:
         sampling = options.sampling if source.kind == "video" else {}
         size, rates = source.embeds_size, options.pruning_rates
         settled = msgspec.json.encode(
-            [source.kind, options.processor, sampling, size, rates], order="sorted"
+            [source.kind, options.processor, sampling, size, rates, source.grid], order="sorted"
         )
         scope = f"{tenant}\0{folder}\0{version}\0".encode()
         key = hashlib.sha256(scope + settled + b"\0" + digest).digest()
         request = PrepareRequest(
-            folder, data, version, options.processor, source.kind, sampling, size, rates
+            folder=folder,
+            data=data,
+            version=version,
+            options=options.processor,
+            kind=source.kind,
+            sampling=sampling,
+            embeds_size=size,
+            pruning_rates=rates,
+            grid=source.grid,
         )
         answer = await self._prepare_once(key, request, source, caller)
         if not isinstance(answer, PreparedPicture):

@@ -10,7 +10,7 @@ from common.db import run_in_db_thread
 from common.errors import NotFound
 from engine.contract.errors import InvalidRequest
 from engine.contract.messages import ModelInfo
-from inference.rendering.prompt_embeds import read_embeds, to_float32
+from inference.rendering.prompt_embeds import read_embeds, read_grid, to_float32
 from inference.schemas.chat import AUDIO_PARTS, FILE_PART, IMAGE_PARTS, VIDEO_PART, part_type
 from metering.media import admit_media
 from storage.access import access_file
@@ -31,9 +31,10 @@ class MediaSource:
         file_id: id of a file that the tenant has uploaded.
         tenant_id: that file's owner.
         filename: of a document, or "".
-        data: the file of a document's page; or audio embeddings, float32.
+        data: the file of a document's page; or embeddings, float32.
         file_bytes: size of a stored file.
-        embeds_size: size of each vector of audio embeddings.
+        embeds_size: size of each vector of embeddings.
+        grid: of embeddings, see `MediaProcessor.prepare_embeds`.
     """
 
     url: str
@@ -45,6 +46,7 @@ class MediaSource:
     data: bytes = b""
     file_bytes: int | None = None
     embeds_size: int = 0
+    grid: tuple[int, ...] = ()
 
     @property
     def num_bytes(self) -> int | None:
@@ -71,7 +73,9 @@ def find_media(messages: Sequence[dict[str, Any]], info: ModelInfo) -> list[Medi
     sources = []
     for param, part in iterate_parts(messages):
         kind = part_type(part)
-        if kind in (*IMAGE_PARTS, VIDEO_PART):
+        if part.get("image_embeds") is not None:
+            sources.append(_embeds_source(part["image_embeds"], "image", param, info))
+        elif kind in (*IMAGE_PARTS, VIDEO_PART):
             name, medium = ("video_url", "video") if kind == VIDEO_PART else _IMAGE
             address = part.get(name) or ""
             url = address["url"] if isinstance(address, dict) else address
@@ -85,21 +89,31 @@ def find_media(messages: Sequence[dict[str, Any]], info: ModelInfo) -> list[Medi
 
 
 def _audio_source(part: Mapping[str, Any], param: str, info: ModelInfo) -> MediaSource:
-    if (text := part.get("audio_embeds")) is not None:
-        if not info.prompt_embeds_size:
-            raise InvalidRequest(
-                "audio_embeds aren't accepted: the model's replicas need --enable-prompt-embeds.",
-                param=param,
-            )
-        embeds = read_embeds(text, info.prompt_embeds_size, "audio_embeds", param)
-        return MediaSource(
-            "", param, kind="audio", data=to_float32(embeds), embeds_size=embeds.size
-        )
+    if (embeds := part.get("audio_embeds")) is not None:
+        return _embeds_source(embeds, "audio", param, info)
     address = part.get("audio_url") or ""
     url = address["url"] if isinstance(address, dict) else address
     if (inline := part.get("input_audio")) is not None:
         url = f"data:;base64,{inline['data']}"
     return MediaSource(url, param, part.get("file_id") or "", kind="audio")
+
+
+def _embeds_source(
+    embeds: str | Mapping[str, str | None], kind: str, param: str, info: ModelInfo
+) -> MediaSource:
+    """A medium that comes as its encoder's vectors, and perhaps their grid."""
+    field = f"{kind}_embeds"
+    if not info.prompt_embeds_size:
+        raise InvalidRequest(
+            f"{field} aren't accepted: the model's replicas need --enable-prompt-embeds.",
+            param=param,
+        )
+    parts = {field: embeds} if isinstance(embeds, str) else embeds
+    vectors = read_embeds(parts[field] or "", info.prompt_embeds_size, field, param)
+    grid_name = "image_grid_thw"
+    grid = read_grid(text, grid_name, param) if (text := parts.get(grid_name)) else ()
+    data = to_float32(vectors)
+    return MediaSource("", param, kind=kind, data=data, embeds_size=vectors.size, grid=grid)
 
 
 def _document_source(file: Mapping[str, str | None], param: str) -> MediaSource:

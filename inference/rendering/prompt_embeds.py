@@ -1,5 +1,5 @@
-"""Reads tensors for `prompt_embeds` and `audio_embeds` that `torch.save` wrote, without torch and
-without unpickling.
+"""Reads tensors for `prompt_embeds`, `image_embeds` and `audio_embeds` that `torch.save` wrote,
+without torch and without unpickling.
 
 Such a file is a zip archive of the raw numbers, and a pickle that describes their type and shape.
 Only the few pickle operations that such a tensor needs are interpreted, as data: nothing is
@@ -14,6 +14,7 @@ import io
 import pickletools
 import struct
 import zipfile
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -29,6 +30,7 @@ _STORAGES = {
     "torch FloatStorage": "float32",
     "torch HalfStorage": "float16",
     "torch BFloat16Storage": "bfloat16",
+    "torch LongStorage": "int64",
 }
 _TUPLES = {"EMPTY_TUPLE": 0, "TUPLE1": 1, "TUPLE2": 2, "TUPLE3": 3}
 _VALUES = frozenset({"BININT", "BININT1", "BININT2", "LONG1", "BINUNICODE", "SHORT_BINUNICODE"})
@@ -75,9 +77,24 @@ def read_embeds(
     Raises `InvalidRequest` for anything else, with `field` in its message and `param` set.
     """
     try:
-        return _read_embeds(text, size)
+        dtype, rows, data = _read_tensor(text, size, ITEM_BYTES)
     except _RefusedTensor as refused:
         raise InvalidRequest(f"{field} {refused}.", param=param) from None
+    return PromptEmbeds(dtype, rows, size, data)
+
+
+def read_grid(text: str, field: str, param: str) -> tuple[int, int, int]:
+    """Frames, rows and columns of a picture, from a base64-encoded file of int64 [1, 3].
+
+    Raises `InvalidRequest` as `read_embeds` does.
+    """
+    try:
+        _, rows, data = _read_tensor(text, 3, {"int64": 8})
+        if rows != 1:
+            raise _RefusedTensor("must be [1, 3]")
+    except _RefusedTensor as refused:
+        raise InvalidRequest(f"{field} {refused}.", param=param) from None
+    return struct.unpack("<3q", data)
 
 
 def to_float32(embeds: PromptEmbeds) -> bytes:
@@ -93,8 +110,11 @@ class _RefusedTensor(Exception):
     """Reason why a field is not an accepted tensor."""
 
 
-def _read_embeds(text: str, size: int) -> PromptEmbeds:
-    """Implements `read_embeds`. Raises `_RefusedTensor`."""
+def _read_tensor(text: str, size: int, item_bytes: Mapping[str, int]) -> tuple[str, int, bytes]:
+    """Type, rows and numbers of a tensor [rows, size]. Raises `_RefusedTensor`.
+
+    `item_bytes`: bytes of a number, by the types that are accepted.
+    """
     try:
         file = base64.b64decode(text, validate=True)
     except (binascii.Error, ValueError):
@@ -105,14 +125,15 @@ def _read_embeds(text: str, size: int) -> PromptEmbeds:
     except CorruptFile:
         raise _RefusedTensor("must be a tensor that torch.save wrote") from None
     start, rows, width = head
+    if dtype not in item_bytes:
+        raise _RefusedTensor(f"must be {' or '.join(item_bytes)}")
     if width != size:
         raise _RefusedTensor(f"must be [num_tokens, {size}] for this model, got [{rows}, {width}]")
-    item = ITEM_BYTES[dtype]
+    item = item_bytes[dtype]
     data = numbers[start * item : (start + rows * width) * item]
-    embeds = PromptEmbeds(dtype, rows, width, data)
-    if not embeds.is_complete:
+    if len(data) != rows * width * item:
         raise _RefusedTensor("has fewer numbers than its shape says")
-    return embeds
+    return dtype, rows, data
 
 
 def _split_storage(archive: zipfile.ZipFile) -> tuple[tuple[int, int, int], bytes, str]:

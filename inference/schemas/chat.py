@@ -32,22 +32,33 @@ TEXT_PARTS = {
     "input_text": "text",
     "output_text": "text",
     "refusal": "refusal",
+    "thinking": "thinking",
 }
 
 
-#: Types of image parts, which have an `image_url`, or the `file_id` of an uploaded file.
-IMAGE_PARTS = ("image_url", "input_image")
+#: Types of image parts, which have an `image_url`, `image_embeds`, or the `file_id` of an uploaded
+#: file.
+IMAGE_PARTS = ("image_url", "input_image", "image_embeds")
 #: Type of a video part, which has a `video_url` or a `file_id`.
 VIDEO_PART = "video_url"
 #: Types of audio parts, which have an `audio_url`, `input_audio` or a `file_id`.
 AUDIO_PARTS = ("audio_url", "audio", "input_audio", "audio_embeds")
 #: Type of a document part: a PDF or text.
 FILE_PART = "file"
+#: Types of parts, and the fields of which such a part has one.
+_SOURCES = (
+    (IMAGE_PARTS, ("image_url", "image_embeds", "file_id")),
+    ((VIDEO_PART,), (VIDEO_PART, "file_id")),
+    (AUDIO_PARTS, ("audio_url", "input_audio", "audio_embeds", "file_id")),
+)
 
 
 def part_type(part: Mapping[str, Any]) -> Any:
     """Return a content part's type; {"image_url": ...} and {"text": ...} are parts without one."""
-    names = ("image_url", VIDEO_PART, "audio_url", "input_audio", "audio_embeds")
+    names = (
+        *("image_url", "image_embeds", VIDEO_PART),
+        *("audio_url", "input_audio", "audio_embeds", "thinking"),
+    )
     untyped = next((name for name in names if name in part), "text")
     return part.get("type") or untyped
 
@@ -62,6 +73,17 @@ class ImageURL(BaseModel):
 
     url: str
     detail: Literal["auto", "low", "high", "original"] | None = None
+
+
+class ImageEmbeds(BaseModel):
+    """An image as its encoder's vectors, and how many frames, rows and columns of patches they are,
+    for a model whose positions depend on it.
+    """
+
+    model_config = ConfigDict(strict=True)
+
+    image_embeds: str = Field(description="Base64 tensor of the vectors that stand for it.")
+    image_grid_thw: str | None = Field(default=None, description="Base64 tensor, int64 [1, 3].")
 
 
 class VideoURL(BaseModel):
@@ -124,7 +146,11 @@ class ContentPart(BaseModel):
     uuid: str | None = None
     text: str | None = Field(default=None, description="Text of a text part.")
     refusal: str | None = None
+    thinking: str | None = Field(default=None, description="Text of a thinking part.")
     image_url: ImageURL | str | None = None
+    image_embeds: ImageEmbeds | str | None = Field(
+        default=None, description="Image as a base64 tensor of the vectors that stand for it."
+    )
     video_url: VideoURL | str | None = None
     audio_url: AudioURL | str | None = Field(default=None, description="Address of a sound.")
     input_audio: InputAudio | None = Field(default=None, description="Sound in base64.")
@@ -140,21 +166,15 @@ class ContentPart(BaseModel):
 
     @model_validator(mode="after")
     def _check_type(self) -> Self:
-        if self.type in (*IMAGE_PARTS, VIDEO_PART):
-            name = VIDEO_PART if self.type == VIDEO_PART else "image_url"
-            if (getattr(self, name) is None) == (self.file_id is None):
-                raise ValueError(
-                    f"a part of type '{self.type}' needs one of the fields '{name}' and 'file_id'."
-                )
-            return self
-        if self.type in AUDIO_PARTS:
-            sources = (self.audio_url, self.input_audio, self.audio_embeds, self.file_id)
-            if sum(value is not None for value in sources) != 1:
-                raise ValueError(
-                    f"a part of type '{self.type}' needs one of the fields 'audio_url', "
-                    "'input_audio', 'audio_embeds' and 'file_id'."
-                )
-            return self
+        for types, names in _SOURCES:
+            if self.type in types:
+                if sum(getattr(self, name) is not None for name in names) != 1:
+                    *others, last = (f"'{name}'" for name in names)
+                    raise ValueError(
+                        f"a part of type '{self.type}' needs one of the fields "
+                        f"{', '.join(others)} and {last}."
+                    )
+                return self
         if self.type == FILE_PART:
             if self.file is None:
                 raise ValueError("a part of type 'file' needs the field 'file'.")

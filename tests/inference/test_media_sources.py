@@ -18,6 +18,7 @@ from common.outbound_http import fetch
 from engine.contract.errors import InvalidRequest
 from engine.contract.messages import ModelInfo
 from engine.multimodal.inputs import Refusal, folder_version
+from engine.multimodal.processor import MediaProcessor
 from inference.rendering import media_pool
 from inference.rendering.media_files import read_source
 from inference.rendering.media_pool import MediaOptions, MediaPool
@@ -213,6 +214,34 @@ def test_sound_comes_as_vectors_where_the_model_takes_them() -> None:
         with pytest.raises(InvalidRequest, match=re.escape(why)) as refused:
             find_media(message({"audio_embeds": text}), model)
         assert refused.value.param == "messages[0].content[0]"
+
+
+async def test_pictures_come_as_vectors_where_the_model_takes_them(tmp_path: Path) -> None:
+    qwen2_vl(tmp_path)
+    seeing = msgspec.structs.replace(SEEING, prompt_embeds_size=64)
+    vectors, grid = torch.arange(384.0).view(6, 64), torch.tensor([[1, 4, 6]])
+    embeds = {"image_embeds": saved(vectors), "image_grid_thw": saved(grid)}
+    for part in ({"image_embeds": embeds}, {"type": "image_embeds", "image_embeds": embeds}):
+        chat = ChatRequest.model_validate({"messages": message(part)})
+        [source] = find_media(chat.raw_messages, seeing)
+        prepared = await MediaPool().prepare(source, MediaOptions({}, {}), str(tmp_path), CALLER)
+        expected = MediaProcessor(tmp_path).prepare_embeds(vectors.numpy(), (1, 4, 6))
+        assert (prepared.kind, prepared.digest, prepared.grid) == (
+            "image", expected.digest, expected.grid
+        )  # fmt: skip
+    for content, model, why in (
+        (saved(vectors), SEEING, "image_embeds aren't accepted"),
+        (saved(vectors[:, :4].contiguous()), seeing, "must be [num_tokens, 64]"),
+        (saved(grid), seeing, "must be float32 or float16 or bfloat16"),
+        (embeds | {"image_grid_thw": saved(vectors)}, seeing, "image_grid_thw must be int64"),
+        (embeds | {"image_grid_thw": saved(grid.repeat(2, 1))}, seeing, "must be [1, 3]"),
+    ):
+        with pytest.raises(InvalidRequest, match=re.escape(why)) as refused:
+            find_media(message({"image_embeds": content}), model)
+        assert refused.value.param == "messages[0].content[0]"
+    for broken in ({"type": "image_embeds"}, {"image_embeds": {"image_grid_thw": "A"}}):
+        with pytest.raises((ValueError, InvalidRequest)):
+            ChatRequest.model_validate({"messages": message(broken)})
 
 
 def test_options_of_media_are_read_from_both_fields() -> None:

@@ -21,7 +21,7 @@ from inference.rendering.prompts import truncate_tokens
 from inference.request.context import RequestContext
 from inference.request.job import ResolvedModel
 from inference.schemas.base import GenerateRequest, RejectedRequest
-from inference.schemas.chat import ChatRequest
+from inference.schemas.chat import TEXT_PARTS, ChatRequest, part_type
 from inference.serving.respond import parse
 
 #: Fields of `ChatRequest` that affect how a chat is rendered; it validates them.
@@ -102,8 +102,8 @@ async def _image_or_text(
     """A chat for a model that embeds one text or image, without messages."""
     parts: list[Any] = []
     for message in chat.raw_messages:
-        content = message.get("content")
-        parts += content if isinstance(content, list) else [{"text": content}]
+        content = message.get("content") or []
+        parts += content if isinstance(content, list) else [content]
     sources = find_media(chat.raw_messages, served.info)
     if len(parts) != 1 or any(source.kind == "document" for source in sources):
         raise InvalidRequest(
@@ -112,8 +112,10 @@ async def _image_or_text(
             param="messages",
         )
     if not sources:
-        text = served.tokenizer.encode_parts(str(parts[0].get("text", "")), limit=limit, side=side)
-        return ChatPrompt(text.token_ids, [], {})
+        [part] = parts
+        text = part if isinstance(part, str) else part[TEXT_PARTS[part_type(part)]]
+        encoded = served.tokenizer.encode_parts(text, limit=limit, side=side)
+        return ChatPrompt(encoded.token_ids, [], {})
     placeholder = [served.tokenizer.eos_token_id or 0]
     admitted = await admit_sources(sources, ctx.caller)
     options = MediaOptions.from_chat(chat, served.info)

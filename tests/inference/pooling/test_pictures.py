@@ -47,14 +47,17 @@ async def test_clip_embeds_an_image_or_a_text(
         from_input = await gateway.client.post(
             "/v1/embeddings", {"model": "clip", "input": "a cat"}
         )
-        chat = await gateway.client.post(
-            "/v1/embeddings", {"model": "clip", "messages": message(text)}
-        )
-        assert chat.json()["data"] == from_input.json()["data"]
-        body["messages"] = message(image_part(image), text)
-        refused = await gateway.client.post("/v1/embeddings", body)
-        assert refused.status == 400
-        assert refused.json()["error"]["param"] == "messages"
+        nothing = {"role": "assistant", "content": None}
+        for content in ("a cat", ["a cat"], [text], [{"refusal": "a cat", "type": "refusal"}]):
+            body["messages"] = [nothing, {"role": "user", "content": content}]
+            chat = await gateway.client.post("/v1/embeddings", body)
+            assert chat.json()["data"] == from_input.json()["data"]
+        for messages in (
+            message(image_part(image), text), [nothing], [{"role": "user", "content": ""}]
+        ):  # fmt: skip
+            refused = await gateway.client.post("/v1/embeddings", body | {"messages": messages})
+            assert refused.status == 400
+            assert refused.json()["error"]["param"] == "messages"
 
 
 async def test_a_chat_with_an_image_is_embedded_and_not_cut(
@@ -72,6 +75,14 @@ async def test_a_chat_with_an_image_is_embedded_and_not_cut(
             assert reply.status == 200, reply.body
             vectors.append(reply.json()["data"][0]["embedding"])
         assert vectors[0] == vectors[2] != vectors[1]
+        for path in ("/v1/embeddings", "/pooling", "/tokenize"):
+            replies = []
+            for content in (None, ""):
+                messages = [{"role": "user", "content": content}]
+                reply = await gateway.client.post(path, {"model": "llava", "messages": messages})
+                assert reply.status == 200, reply.body
+                replies.append(reply.json().get("data") or reply.json()["tokens"])
+            assert replies[0] == replies[1]
         refused = await gateway.client.post("/v1/embeddings", body | {"truncate_prompt_tokens": 5})
         assert refused.status == 400
         assert refused.json()["error"]["param"] == "truncate_prompt_tokens"
