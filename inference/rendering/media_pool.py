@@ -78,8 +78,8 @@ class MediaOptions:
         sampling = {
             name: processor.pop(name) for name in ("fps", "num_frames") if name in processor
         }
-        sampling |= (chat.media_io_kwargs or {}).get("video", {})
-        return cls(processor, sampling, info.pruning_rates)
+        of_video = (chat.media_io_kwargs or {}).get("video", {})
+        return cls(processor, sampling | of_video, info.pruning_rates)
 
 
 class MediaPool:
