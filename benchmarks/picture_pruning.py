@@ -18,11 +18,11 @@ from engine import LLM, SamplingParams
 RATES = (0.0, 0.25, 0.5, 0.75)
 
 
-def prompts_of(kind: str, each: int) -> tuple[list[Any], list[str]]:
+def prompts_of(kind: str, count: int) -> tuple[list[Any], list[str]]:
     """The held-out pictures of `demo.vision.evaluate` as prompts, and the right answers."""
     rng = Random(f"{SEED} {kind}")
     prompts, answers = [], []
-    for _ in range(each):
+    for _ in range(count):
         picture = draw(kind, rng, "test")
         question, answer = picture.questions[0]
         text = f"<|im_start|>user\n{IMAGE}{question}<|im_end|>\n<|im_start|>assistant\n"

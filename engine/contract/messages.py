@@ -126,7 +126,7 @@ class MediaItem(msgspec.Struct, frozen=True, omit_defaults=True):
         grid: frames, rows and columns of its vectors, for models with three-dimensional positions;
             else (). For a video whose frames have a range each: that of one frame.
         time_interval: distance between the positions of two frames.
-        kept: a bit for each cell of the grid, or of all frames' grids: whether it has a vector;
+        retained: a bit for each cell of the grid, or of all frames' grids: whether it has a vector;
             b"": all have.
     """
 
@@ -135,7 +135,7 @@ class MediaItem(msgspec.Struct, frozen=True, omit_defaults=True):
     ranges: tuple[tuple[int, int], ...]
     grid: tuple[int, ...] = ()
     time_interval: float = 1.0
-    kept: bytes = b""
+    retained: bytes = b""
 
     @property
     def start(self) -> int:

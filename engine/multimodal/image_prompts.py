@@ -54,7 +54,7 @@ class ImagePrompt(ABC):
     def replacement(self, outputs: Mapping[str, Any]) -> str:
         """The placeholder for the picture of which the image processor made `outputs`."""
 
-    def place_vectors(self, count: int, grid: tuple[int, ...]) -> VectorPlaces:
+    def lay_out_vectors(self, count: int, grid: tuple[int, ...]) -> VectorLayout:
         """Where a picture stands that comes as `count` vectors.
 
         `grid`: its frames, and its rows and columns of patches, or ().
@@ -68,18 +68,18 @@ class ImagePrompt(ABC):
 
 
 @dataclass(frozen=True, slots=True)
-class VectorPlaces:
+class VectorLayout:
     """See `PreparedMedia`."""
 
     replacement: str
     grid: tuple[int, ...] = ()
 
 
-def place_plainly(tokens: str, grid: tuple[int, ...]) -> VectorPlaces:
+def lay_out_tokens(tokens: str, grid: tuple[int, ...]) -> VectorLayout:
     """Of a model whose positions don't depend on rows and columns. Raises `InvalidRequest`."""
     if grid:
         raise InvalidRequest("The model takes no image_grid_thw.", param="image_embeds")
-    return VectorPlaces(tokens)
+    return VectorLayout(tokens)
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +141,7 @@ class _Qwen(VideoPrompt):
         count = int(outputs["image_grid_thw"][0].prod()) // self.images.merge_size**2
         return self.image_token * count
 
-    def place_vectors(self, count: int, grid: tuple[int, ...]) -> VectorPlaces:
+    def lay_out_vectors(self, count: int, grid: tuple[int, ...]) -> VectorLayout:
         merge = self.images.merge_size
         frames, rows, columns = grid or (0, 0, 0)
         is_grid = frames == 1 and rows > 0 and not rows % merge and not columns % merge
@@ -151,7 +151,7 @@ class _Qwen(VideoPrompt):
                 f"become one vector, for {count} vectors; got {list(grid)}.",
                 param="image_embeds",
             )
-        return VectorPlaces(self.image_token * count, (1, rows // merge, columns // merge))
+        return VectorLayout(self.image_token * count, (1, rows // merge, columns // merge))
 
     def prepare_video(
         self, frames: list[Image], times: list[float], options: dict[str, Any]
@@ -221,7 +221,7 @@ class _Qwen25(_Qwen):
 class _Qwen3(_Qwen):
     """Each step in time stands behind its own seconds, as text."""
 
-    def place_vectors(self, count: int, grid: tuple[int, ...]) -> VectorPlaces:
+    def lay_out_vectors(self, count: int, grid: tuple[int, ...]) -> VectorLayout:
         raise InvalidRequest(
             "The model's images can't come as vectors: its decoder takes several for each token.",
             param="image_embeds",
@@ -272,8 +272,8 @@ class _InternVL(VideoPrompt):
     def replacement(self, outputs: Mapping[str, Any]) -> str:
         return self._wrapped(self._config.image_seq_length * int(outputs["num_patches"][0]))
 
-    def place_vectors(self, count: int, grid: tuple[int, ...]) -> VectorPlaces:
-        return place_plainly(self._wrapped(count), grid)
+    def lay_out_vectors(self, count: int, grid: tuple[int, ...]) -> VectorLayout:
+        return lay_out_tokens(self._wrapped(count), grid)
 
     def _wrapped(self, count: int) -> str:
         start, end = self._tokenizer.start_image_token, self._tokenizer.end_image_token

@@ -117,7 +117,7 @@ class PreparedPicture(msgspec.Struct, tag="picture"):
     time_interval: float = 1.0
     wrapper: tuple[int, ...] = ()
     seconds: float = 0.0
-    kept: bytes = b""
+    retained: bytes = b""
 
 
 class VoiceDetection(msgspec.Struct, frozen=True):

@@ -52,7 +52,7 @@ class Placed(Protocol):
         """See `MediaItem`."""
 
     @property
-    def kept(self) -> bytes:
+    def retained(self) -> bytes:
         """See `MediaItem`."""
 
 
@@ -154,6 +154,6 @@ def _locate_token(token_ids: np.ndarray, media: Sequence[Placed]) -> list[MediaI
         runs = np.split(part, np.flatnonzero(np.diff(part) != 1) + 1)
         ranges = tuple((int(run[0]), len(run)) for run in runs)
         items.append(
-            MediaItem(item.kind, item.digest, ranges, item.grid, item.time_interval, item.kept)
+            MediaItem(item.kind, item.digest, ranges, item.grid, item.time_interval, item.retained)
         )
     return items

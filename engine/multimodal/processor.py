@@ -24,11 +24,11 @@ from engine.multimodal.image_prompts import (
     VideoInput,
     VideoPrompt,
     find_image_prompt,
-    place_plainly,
+    lay_out_tokens,
 )
 from engine.multimodal.inputs import EMBEDS, MediaTensors, encode_tensors, media_digest
 from engine.multimodal.placeholders import check_placeholders
-from engine.multimodal.pruning import KEPT, keep_tokens, kept_mask, kept_vectors
+from engine.multimodal.pruning import RETAINED, keep_tokens, retained_vectors, retention_mask
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -61,7 +61,7 @@ _SHAPE_OPTIONS = {
     "temporal_patch_size",
 }
 #: Of `transformers`: those of models in whose prompts a picture is its tokens alone.
-_PLAIN_PROCESSORS = ("LlavaProcessor", "LlavaNextProcessor")
+_UNWRAPPED_PROCESSORS = ("LlavaProcessor", "LlavaNextProcessor")
 _FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF")
 #: Exceptions of Pillow for damaged files, in addition to its own errors.
 DAMAGED_FILE_ERRORS = (OSError, ValueError, SyntaxError, EOFError, LookupError, struct.error)
@@ -77,7 +77,7 @@ class PreparedMedia:
         num_vectors: tokens in it that stand for a vector each.
         placeholder: text in the prompt that isn't expanded, and `placeholder_id` its token.
         token_id, wrapper: see `Placed`.
-        grid, time_interval, kept: see `MediaItem`.
+        grid, time_interval, retained: see `MediaItem`.
         tensors: what the encoder reads, and `encoded` the same as bytes.
         seconds: length of sound.
     """
@@ -95,7 +95,7 @@ class PreparedMedia:
     time_interval: float = 1.0
     wrapper: tuple[int, ...] = ()
     seconds: float = 0.0
-    kept: bytes = b""
+    retained: bytes = b""
 
 
 class _Pruned(NamedTuple):
@@ -103,7 +103,7 @@ class _Pruned(NamedTuple):
 
     tensors: MediaTensors
     replacement: str
-    kept: bytes = b""
+    retained: bytes = b""
 
 
 def open_image(data: bytes, param: str = "messages") -> Image:
@@ -166,7 +166,7 @@ class MediaProcessor:
         self, folder: str | Path, pruning_rates: Mapping[str, float] | None = None
     ) -> None:
         """`folder`: of the model, or of its tokenizer's files. `pruning_rates`: by kind, see
-        `kept_vectors`.
+        `retained_vectors`.
 
         Raises `ModelLoadError` where there is no processor.
         """
@@ -225,7 +225,7 @@ class MediaProcessor:
             grid=prepared.grid,
             time_interval=prepared.time_interval,
             wrapper=prepared.wrapper,
-            kept=pruned.kept,
+            retained=pruned.retained,
         )
 
     def _prune(
@@ -239,13 +239,13 @@ class MediaProcessor:
         """What is left of an item at the rate of its kind."""
         rate = self._pruning_rates.get(kind, 0.0)
         num_vectors = replacement.count(token)
-        kept = kept_vectors(kind, tensors, num_vectors, grid, rate)
-        if kept is None:
+        retained = retained_vectors(kind, tensors, num_vectors, grid, rate)
+        if retained is None:
             return _Pruned(tensors, replacement)
         return _Pruned(
-            {**tensors, KEPT: kept},
-            keep_tokens(replacement, token, kept),
-            kept_mask(kept, num_vectors),
+            {**tensors, RETAINED: retained},
+            keep_tokens(replacement, token, retained),
+            retention_mask(retained, num_vectors),
         )
 
     def prepare(self, image: Image, options: dict[str, Any] | None = None) -> PreparedMedia:
@@ -295,7 +295,7 @@ class MediaProcessor:
             tensors=pruned.tensors,
             encoded=encoded,
             grid=grid,
-            kept=pruned.kept,
+            retained=pruned.retained,
         )
 
     def prepare_embeds(self, vectors: np.ndarray, grid: tuple[int, ...] = ()) -> PreparedMedia:
@@ -305,9 +305,9 @@ class MediaProcessor:
         them. Raises `InvalidRequest`.
         """
         if isinstance(self._processor, _ImagesProcessor):
-            places = self._processor.prompt.place_vectors(len(vectors), grid)
-        elif type(self._processor).__name__ in _PLAIN_PROCESSORS:
-            places = place_plainly(self.token_of_image * len(vectors), grid)
+            layout = self._processor.prompt.lay_out_vectors(len(vectors), grid)
+        elif type(self._processor).__name__ in _UNWRAPPED_PROCESSORS:
+            layout = lay_out_tokens(self.token_of_image * len(vectors), grid)
         else:
             raise InvalidRequest("The model's images can't come as vectors.", param="image_embeds")
         tensors = {EMBEDS: vectors}
@@ -315,15 +315,15 @@ class MediaProcessor:
         return PreparedMedia(
             kind="image",
             # Equal vectors in other rows and columns have other positions.
-            digest=media_digest(f"image {places.grid}", encoded),
-            replacement=places.replacement,
+            digest=media_digest(f"image {layout.grid}", encoded),
+            replacement=layout.replacement,
             num_vectors=len(vectors),
             placeholder=self.image_token,
             placeholder_id=self.image_token_id,
             token_id=self.token_id_of_image,
             tensors=tensors,
             encoded=encoded,
-            grid=places.grid,
+            grid=layout.grid,
         )
 
     def _check_options(self, options: dict[str, Any] | None) -> None:

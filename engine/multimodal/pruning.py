@@ -1,7 +1,7 @@
 """Pruning: which vectors of a video or a picture are left out, before tokens are counted.
 
-Efficient Video Sampling (arXiv 2510.14624) drops what stayed as it was since the frame before. Here
-pixels are compared, not the encoder's vectors, so that tokens and positions are known at admission.
+Efficient Video Sampling (arXiv 2510.14624) drops what stayed as it was since the frame before. It
+compares pixels, so that tokens and positions are known at admission.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ import numpy as np
 from engine.contract.errors import InvalidRequest
 from engine.multimodal.inputs import MediaTensors
 
-#: Tensor of a pruned item: indices of the vectors that are kept, int64 [n], ascending.
-KEPT = "kept"
+#: Tensor of a pruned item: indices of the vectors that are retained, int64 [n], ascending.
+RETAINED = "retained"
 
 
-def kept_vectors(
+def retained_vectors(
     kind: str, tensors: MediaTensors, num_vectors: int, grid: tuple[int, ...], rate: float
 ) -> np.ndarray | None:
     """Indices of the vectors that stay, int64 [n], ascending; None: all of them.
@@ -28,7 +28,7 @@ def kept_vectors(
             reading order.
         num_vectors: number of these squares.
         grid: see `MediaItem`.
-        rate: share of the vectors to drop, in [0, 1). The first frame of a video is kept whole, and
+        rate: share of the vectors to drop, in [0, 1). The first frame of a video stays whole, and
             the corner of a picture.
 
     Raises `InvalidRequest` for tensors that aren't so.
@@ -37,34 +37,34 @@ def kept_vectors(
         return None
     squares = _squares(tensors["pixel_values"], num_vectors, grid)
     changes = _changes_in_time(squares) if kind == "video" else _changes_in_space(squares)
-    num_kept = max(int(np.isinf(changes).sum()), int(num_vectors * (1 - rate)))
-    if num_kept >= num_vectors:
+    num_retained = max(int(np.isinf(changes).sum()), int(num_vectors * (1 - rate)))
+    if num_retained >= num_vectors:
         return None
-    # Of equal changes the first are kept.
+    # Of equal changes the first are retained.
     order = np.argsort(-changes.reshape(-1), kind="stable")
-    return np.sort(order[:num_kept]).astype(np.int64)
+    return np.sort(order[:num_retained]).astype(np.int64)
 
 
-def keep_tokens(replacement: str, token: str, kept: np.ndarray) -> str:
+def keep_tokens(replacement: str, token: str, retained: np.ndarray) -> str:
     """The replacement of a placeholder without the tokens of vectors that are dropped."""
     parts = replacement.split(token)
     tokens = [""] * (len(parts) - 1)
-    for index in kept.tolist():
+    for index in retained.tolist():
         tokens[index] = token
     return parts[0] + "".join(t + part for t, part in zip(tokens, parts[1:], strict=True))
 
 
-def kept_mask(kept: np.ndarray, num_vectors: int) -> bytes:
-    """`MediaItem.kept` of these indices."""
+def retention_mask(retained: np.ndarray, num_vectors: int) -> bytes:
+    """`MediaItem.retained` of these indices."""
     mask = np.zeros(num_vectors, dtype=bool)
-    mask[kept] = True
+    mask[retained] = True
     return np.packbits(mask).tobytes()
 
 
-def kept_cells(mask: bytes, grid: tuple[int, ...]) -> list[np.ndarray]:
+def retained_cells(mask: bytes, grid: tuple[int, ...]) -> list[np.ndarray]:
     """Which cells of `grid` have a vector, bool [cells] for each of an item's grids that has any.
 
-    `mask`: `MediaItem.kept`, of one grid or, where frames are apart, several.
+    `mask`: `MediaItem.retained`, of one grid or, where frames are apart, several.
     """
     num_cells = math.prod(grid)
     bits = np.unpackbits(np.frombuffer(mask, dtype=np.uint8)).astype(bool)
@@ -99,8 +99,8 @@ def _changes_in_space(squares: np.ndarray) -> np.ndarray:
     and above it; infinity in the corner.
     """
     changes = np.full(squares.shape[:3], np.inf, dtype=np.float32)
-    left = np.abs(squares[:, :, 1:] - squares[:, :, :-1]).mean(axis=-1)
-    above = np.abs(squares[:, 1:] - squares[:, :-1]).mean(axis=-1)
-    changes[:, :, 1:] = left
-    changes[:, 1:] = np.minimum(changes[:, 1:], above)
+    row_changes = np.abs(squares[:, :, 1:] - squares[:, :, :-1]).mean(axis=-1)
+    column_changes = np.abs(squares[:, 1:] - squares[:, :-1]).mean(axis=-1)
+    changes[:, :, 1:] = row_changes
+    changes[:, 1:] = np.minimum(changes[:, 1:], column_changes)
     return changes

@@ -98,7 +98,7 @@ def main() -> int:
             time_interval=prepared.time_interval,
             wrapper=prepared.wrapper,
             seconds=prepared.seconds,
-            kept=prepared.kept,
+            retained=prepared.retained,
         )
 
     def prepare_sound(request: PrepareSoundRequest) -> PreparedSound:

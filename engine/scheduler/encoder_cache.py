@@ -14,7 +14,7 @@ from collections.abc import Sequence as Items
 from dataclasses import dataclass, field, replace
 
 from engine.contract.messages import EngineRequest, MediaItem
-from engine.multimodal.pruning import kept_cells
+from engine.multimodal.pruning import retained_cells
 from engine.scheduler.plan import EncoderInput, EncodeTask
 
 
@@ -50,7 +50,7 @@ class EncoderItem:
         """The prompt tokens that its vectors stand for."""
         inputs, offset = [], 0
         item = self.item
-        kept = kept_cells(item.kept, item.grid) if item.kept and item.grid else []
+        retained = retained_cells(item.retained, item.grid) if item.retained and item.grid else []
         for index, (start, count) in enumerate(item.ranges):
             inputs.append(
                 EncoderInput(
@@ -61,7 +61,7 @@ class EncoderItem:
                     grid=item.grid,
                     time_interval=item.time_interval,
                     bidirectional=self.bidirectional,
-                    kept=kept[index].tobytes() if kept else b"",
+                    retained=retained[index].tobytes() if retained else b"",
                 )
             )
             offset += count

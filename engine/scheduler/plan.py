@@ -38,7 +38,7 @@ class EncoderInput(msgspec.Struct, frozen=True):
         key: key of the encoder's output in the worker's cache.
         offset: index of the first of its vectors to use.
         grid, time_interval: see `MediaItem`.
-        kept: cells of the grid that have a vector, bool as bytes; b"": all.
+        retained: cells of the grid that have a vector, bool as bytes; b"": all.
         bidirectional: whether its tokens attend to each other, so that a step computes all or none.
     """
 
@@ -50,7 +50,7 @@ class EncoderInput(msgspec.Struct, frozen=True):
     grid: tuple[int, ...] = ()
     time_interval: float = 1.0
     bidirectional: bool = False
-    kept: bytes = b""
+    retained: bytes = b""
 
 
 class EncodeTask(msgspec.Struct, frozen=True):

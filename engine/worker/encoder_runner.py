@@ -12,7 +12,7 @@ from engine.models.interface import EncoderDecoderModel, SupportsMultiModal
 from engine.models.lora import AdapterWeights
 from engine.models.vision.family import VisionDecoder
 from engine.multimodal.inputs import MediaTensors
-from engine.multimodal.pruning import KEPT
+from engine.multimodal.pruning import RETAINED
 from engine.scheduler.plan import EncodeTask
 from engine.worker.step_inputs import EncoderRange
 
@@ -75,11 +75,15 @@ class EncoderRunner:
         self, model: SupportsMultiModal, task: EncodeTask, tensors: MediaTensors
     ) -> Tensor:
         """An item's output, with the adapter that changes the encoder, without what is pruned."""
-        if (kept := tensors.get(KEPT)) is not None:
-            tensors = {name: values for name, values in tensors.items() if name != KEPT}
+        if (retained := tensors.get(RETAINED)) is not None:
+            tensors = {name: values for name, values in tensors.items() if name != RETAINED}
         if task.adapter and isinstance(model, VisionDecoder):
             deltas = self._adapters[task.adapter].vision
             output = model.encode_with_adapter(task.kind, tensors, deltas)
         else:
             output = model.encode(task.kind, tensors)
-        return output if kept is None else output[torch.from_numpy(kept.copy()).to(output.device)]
+        return (
+            output
+            if retained is None
+            else output[torch.from_numpy(retained.copy()).to(output.device)]
+        )

@@ -73,8 +73,8 @@ def plane_positions(num_tokens: int, pictures: list[EncoderInput]) -> np.ndarray
         cells[:, 0] = (cells[:, 0].astype(np.float32) * np.float32(picture.time_interval)).astype(
             int
         )
-        if picture.kept:
-            cells = cells[np.frombuffer(picture.kept, dtype=bool)]
+        if picture.retained:
+            cells = cells[np.frombuffer(picture.retained, dtype=bool)]
         positions[picture.start : picture.start + picture.count] = position + cells
         position += max(picture.grid[1:])
         token = picture.start + picture.count

@@ -169,10 +169,10 @@ class ContentPart(BaseModel):
         for types, names in _SOURCES:
             if self.type in types:
                 if sum(getattr(self, name) is not None for name in names) != 1:
-                    *others, last = (f"'{name}'" for name in names)
+                    *first, last = (f"'{name}'" for name in names)
                     raise ValueError(
                         f"a part of type '{self.type}' needs one of the fields "
-                        f"{', '.join(others)} and {last}."
+                        f"{', '.join(first)} and {last}."
                     )
                 return self
         if self.type == FILE_PART:

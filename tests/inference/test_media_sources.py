@@ -279,7 +279,7 @@ async def test_a_video_is_prepared_once_for_each_way_to_sample_it(tmp_path: Path
     pruned = MediaOptions({}, {"num_frames": 4}, {"video": 0.25})
     half = await pool.prepare(source, pruned, str(tmp_path), CALLER)
     assert half.num_vectors == 3 * four.num_vectors // 4
-    assert half.kept
+    assert half.retained
     assert half.digest != four.digest
     for options, param in (
         (MediaOptions({}, {"num_frames": 0}), "media_io_kwargs"),

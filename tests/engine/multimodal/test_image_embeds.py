@@ -45,11 +45,11 @@ def test_vectors_stand_for_the_picture_that_they_were_made_of(tmp_path: Path, na
     assert answers[0] != answers[1]
     for image, answer in zip((one, other), answers, strict=True):
         vectors, grid = encoded(tmp_path, llm, image)
-        given: Any = vectors
+        value: Any = vectors
         if is_qwen:
-            given = {"image_embeds": vectors, GRID: torch.tensor(grid)}
-        assert run(llm, given, prompt=prompt) == answer
-    both = run(llm, given, one, prompt=prompt + prompt)
+            value = {"image_embeds": vectors, GRID: torch.tensor(grid)}
+        assert run(llm, value, prompt=prompt) == answer
+    both = run(llm, value, one, prompt=prompt + prompt)
     assert both == run(llm, other, one, prompt=prompt + prompt)
     llm.llm_engine.core.check_integrity()
 

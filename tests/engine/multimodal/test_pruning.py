@@ -14,14 +14,14 @@ from PIL import Image
 from engine import LLM, SamplingParams
 from engine.contract.errors import ConfigError
 from engine.multimodal.processor import MediaProcessor, PreparedMedia
-from engine.multimodal.pruning import KEPT, kept_cells
+from engine.multimodal.pruning import RETAINED, retained_cells
 from engine.multimodal.video_files import Video
 from tests.engine.multimodal.models import FAMILIES, IMAGE_TOKEN, picture
 from tests.engine.multimodal.test_videos import VIDEO_TOKEN, WRAPPED, qwen_patches
 
 NUM_TOKENS = 8
 #: Of three steps in time with 2 x 3 squares each: the first, and two that changed.
-KEPT_SQUARES = [0, 1, 2, 3, 4, 5, 7, 17]
+RETAINED_SQUARES = [0, 1, 2, 3, 4, 5, 7, 17]
 VIDEO_RATE, TIMES = 0.55, [0.0, 0.5, 1.0, 1.5, 2.0, 2.5]
 
 
@@ -83,13 +83,13 @@ def expected_video(name: str, model: Any, processor: Any, prompt: str) -> list[i
     outputs = model.model.get_video_features(patches, grid)
     embeds = model.get_input_embeddings()(ids)
     embeds[0, is_video] = torch.cat(tuple(outputs.pooler_output))
-    kept = torch.zeros(18, dtype=torch.bool)
-    kept[KEPT_SQUARES] = True
+    retained = torch.zeros(18, dtype=torch.bool)
+    retained[RETAINED_SQUARES] = True
     stays = torch.ones_like(is_video)
-    stays[is_video] = kept
+    stays[is_video] = retained
     embeds, positions, seen = embeds[:, stays], positions[:, :, stays], is_video[stays][None]
     levels = getattr(outputs, "deepstack_features", None) or ()
-    deep = [torch.cat(tuple(level))[kept] for level in levels]
+    deep = [torch.cat(tuple(level))[retained] for level in levels]
     tokens: list[int] = []
     for _ in range(NUM_TOKENS):
         extra = {"visual_pos_masks": seen, "deepstack_visual_embeds": deep} if deep else {}
@@ -133,10 +133,10 @@ def test_pruned_pictures_equal_transformers(
     folder, model, processor = family("llava")
     prompt = f"See {IMAGE_TOKEN} here."
     prepared = MediaProcessor(folder, {"image": 0.5}).prepare(flat_picture())
-    kept = np.asarray(prepared.tensors[KEPT]).tolist()
+    retained = np.asarray(prepared.tensors[RETAINED]).tolist()
     # The corner, the three that differ, and their neighbours, then the first of those alike.
-    assert {0, 3, 6, 12} < set(kept)
-    assert len(kept) == 8
+    assert {0, 3, 6, 12} < set(retained)
+    assert len(retained) == 8
     inputs = processor(images=[flat_picture()], text=prompt, return_tensors="pt")
     ids = inputs["input_ids"]
     vectors = model.model.get_image_features(inputs["pixel_values"]).pooler_output
@@ -144,7 +144,7 @@ def test_pruned_pictures_equal_transformers(
     is_image = ids[0] == model.config.image_token_index
     embeds[0, is_image] = torch.cat(tuple(vectors))
     stays = ~is_image
-    stays[is_image.nonzero()[:, 0][kept]] = True
+    stays[is_image.nonzero()[:, 0][retained]] = True
     tokens = model.generate(
         inputs_embeds=embeds[:, stays], max_new_tokens=NUM_TOKENS, do_sample=False
     )[0].tolist()
@@ -164,7 +164,9 @@ def test_frames_of_which_nothing_is_left_keep_their_times(
     frames = still_frames()
     frames[2:4] = frames[:2]
     prepared = processor.prepare_video(Video(frames, TIMES))
-    cells = [np.flatnonzero(frame).tolist() for frame in kept_cells(prepared.kept, prepared.grid)]
+    cells = [
+        np.flatnonzero(frame).tolist() for frame in retained_cells(prepared.retained, prepared.grid)
+    ]
     assert cells == [[0, 1, 2, 3, 4, 5], [1, 5]]
     assert prepared.replacement.count("seconds>") == 3
     assert "<1.2 seconds><|vision_start|><|vision_end|>" in prepared.replacement
@@ -188,12 +190,12 @@ def test_what_is_pruned_is_another_item_than_the_whole(
             return processor.prepare_video(Video(still_frames(), TIMES))
         return processor.prepare(picture(1, 84, 56))
 
-    whole, same = prepare(), prepare(**{"video" if kind == "image" else "image": 0.9})
-    assert whole.digest == same.digest
+    full, same = prepare(), prepare(**{"video" if kind == "image" else "image": 0.9})
+    assert full.digest == same.digest
     half, quarter = prepare(**{kind: 0.5}), prepare(**{kind: 0.25})
-    assert len({whole.digest, half.digest, quarter.digest}) == 3
-    assert half.num_vectors == whole.num_vectors // 2
-    assert half.num_vectors < quarter.num_vectors < whole.num_vectors
+    assert len({full.digest, half.digest, quarter.digest}) == 3
+    assert half.num_vectors == full.num_vectors // 2
+    assert half.num_vectors < quarter.num_vectors < full.num_vectors
     placeholder = half.placeholder if half.kind == "image" else "<video>"
     media = picture(1, 84, 56) if kind == "image" else (still_frames(), {"fps": 2})
     if name == "qwen2_vl":
