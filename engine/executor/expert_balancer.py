@@ -19,7 +19,8 @@ log = logging.getLogger(__name__)
 
 class ExpertBalancer:
     """All ranks run the same steps and count the same tokens, so each computes the same placement
-    independently. The experts of different layers move in different steps, to keep waits short.
+    independently. The experts of different layers move in different steps, to keep waits short;
+    only with more layers than `step_interval` do those of several layers move in one.
     """
 
     def __init__(self, loaded: LoadedModel, settings: EPLBConfig) -> None:
@@ -40,13 +41,12 @@ class ExpertBalancer:
 
     def begin_step(self, step: int) -> None:
         """Count tokens, or move a layer's experts when it is due. Called on all ranks."""
-        layers, settings = self._layers(), self._settings
-        interval = settings.step_interval
-        if step % interval < len(layers):
-            self._rebalance(*layers[step % interval])
-        started = (step + settings.window_size) % interval  # the same one where all steps count
-        if started < len(layers):
-            layers[started][1].loads[:] = 0
+        layers, interval = self._layers(), self._settings.step_interval
+        for index, experts in layers[step % interval :: interval]:
+            self._rebalance(index, experts)
+        # The window of these layers starts, in the same step on all ranks.
+        for _, experts in layers[(step + self._settings.window_size) % interval :: interval]:
+            experts.loads[:] = 0
 
     def _rebalance(self, index: int, experts: MixtureOfExperts) -> None:
         described, shard = experts.layers, self._model.shard

@@ -96,6 +96,20 @@ def test_tokens_of_the_window_are_counted(
     assert seen[1:] == [window_size, window_size]
 
 
+def test_all_layers_are_balanced_however_short_the_interval(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    layers = [SimpleNamespace(experts=SimpleNamespace(loads=np.zeros(2))) for _ in range(5)]
+    settings = EPLBConfig(step_interval=2, window_size=2)
+    model = SimpleNamespace(weights=layers)
+    balancer = ExpertBalancer(cast(Any, SimpleNamespace(model=model)), settings)
+    seen: list[int] = []
+    monkeypatch.setattr(balancer, "_rebalance", lambda index, of: seen.append(index))
+    balancer.begin_step(2)
+    balancer.begin_step(3)
+    assert seen == [0, 2, 4, 1, 3]
+
+
 def test_the_busiest_experts_get_the_copies_and_ranks_as_many_each() -> None:
     loads = [100, 10, 10, 60, 10, 10]
     owners = assign_experts(loads, 2, 2)
