@@ -126,12 +126,27 @@ class Engine:
         return json.loads(reply)
 
 
+def submit(llm: Any, name: str, seed: int) -> None:
+    """Run the requests of a load, which `seed` determines."""
+    from engine import SamplingParams
+
+    load, rng = LOADS[name], random.Random(seed)
+    prompts = [rng.choices(_TOKEN_IDS, k=rng.randint(*load.prompt)) for _ in range(load.requests)]
+    params = [
+        SamplingParams(
+            **load.sampling, seed=seed, max_tokens=rng.randint(*load.output), ignore_eos=True
+        )
+        for _ in prompts
+    ]
+    llm.generate(prompts, params, use_tqdm=False)
+
+
 def serve(messages: TextIO, replies: TextIO) -> None:
     """Make the engine of the first message, then do a load for each of the others.
 
     Only the offline API is used, so that a checkout may be older or newer than this module.
     """
-    from engine import LLM, SamplingParams
+    from engine import LLM
 
     def reply(value: Any) -> None:
         print(json.dumps(value), file=replies, flush=True)
@@ -139,20 +154,9 @@ def serve(messages: TextIO, replies: TextIO) -> None:
     llm = LLM(**json.loads(messages.readline()), skip_tokenizer_init=True)
     reply("ready")
     for message in messages:
-        name, seed = json.loads(message)
-        load, rng = LOADS[name], random.Random(seed)
-        prompts = [
-            rng.choices(_TOKEN_IDS, k=rng.randint(*load.prompt)) for _ in range(load.requests)
-        ]
-        params = [
-            SamplingParams(
-                **load.sampling, seed=seed, max_tokens=rng.randint(*load.output), ignore_eos=True
-            )
-            for _ in prompts
-        ]
         llm.reset_prefix_cache()
         wall, cpu = time.perf_counter(), time.process_time()
-        llm.generate(prompts, params, use_tqdm=False)
+        submit(llm, *json.loads(message))
         reply([time.perf_counter() - wall, time.process_time() - cpu])
 
 
