@@ -12,6 +12,7 @@ import re
 import socket
 import time
 from collections.abc import Sequence
+from datetime import datetime
 from pathlib import Path
 
 import redis
@@ -23,6 +24,7 @@ from catalog import heartbeats
 from catalog.engine_settings import replica_command
 from catalog.heartbeats import read_heartbeats, registered_replicas
 from catalog.idle import IdleMonitor, unload_idle_model
+from catalog.memory_plan import plan_memory
 from catalog.models import DesiredState, ReplicaState, ServedModel
 from catalog.replica_log import ReplicaLog
 from catalog.replica_rows import ReplicaSnapshot, sync_replica_rows
@@ -30,6 +32,7 @@ from catalog.slot import ReplicaSlot
 from common.commands import as_sentence
 from common.loops import record_failure
 from engine.contract import messages, redis_keys
+from engine.contract.errors import QuireError
 from engine.contract.messages import Heartbeat, ModelInfo
 from engine.system.redis_client import sync_client
 
@@ -148,6 +151,8 @@ class Supervisor:
         self._slots: dict[str, ReplicaSlot] = {}
         self._unmanaged: dict[str, int] = {}
         self._may_idle: list[ServedModel] = []
+        #: When each model whose plan was logged had been changed.
+        self._planned: dict[int, datetime | None] = {}
         self._devices = visible_devices()
         self._idle = IdleMonitor()
         self._beats: dict[str, Heartbeat] = {}
@@ -204,9 +209,25 @@ class Supervisor:
         self._may_idle = []
         for model in local:
             self._may_idle += [model] if model.idle_minutes else []
+            self._log_plan(model)
             for index in range(model.num_replicas + model.num_spares):
                 slot = self._slot(model, index)
                 self._slots[slot.replica_id] = slot
+
+    def _log_plan(self, model: ServedModel) -> None:
+        """Log once what a model's replicas will take, before they start or change."""
+        if self._planned.get(model.pk, "never") == model.changed_at:
+            return
+        self._planned[model.pk] = model.changed_at
+        try:
+            plan = plan_memory(model, self.node)
+        except QuireError as error:  # its replicas fail, and show why
+            logger.warning("%s: its memory can't be estimated: %s", model.name, error.message)
+            return
+        if plan is not None:
+            level = logging.INFO if plan.fits else logging.WARNING
+            more = "" if plan.fits else ", which is too much"
+            logger.log(level, "%s: %s%s.", model.name, plan.text, more)
 
     def _slot(self, model: ServedModel, index: int) -> ReplicaSlot:
         replica_id = replica_id_of(model, index, self.node)

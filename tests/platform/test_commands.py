@@ -353,7 +353,7 @@ def test_a_model_is_loaded_under_its_folders_name_with_settings(world: World, fo
 def test_what_ranks_take_is_said_and_what_cannot_fit_is_refused(
     world: World, folder: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    command = "catalog.management.commands.load_model"
+    command = "catalog.memory_plan"
     checkpoint = Checkpoint("X", "safetensors", 8 << 30, 1)
     monkeypatch.setattr(f"{command}.checkpoint_of", lambda source, settings: checkpoint)
     monkeypatch.setattr(f"{command}.total_memory", lambda: 32 << 30)
@@ -370,7 +370,7 @@ def test_what_ranks_take_is_said_and_what_cannot_fit_is_refused(
 def test_a_long_context_and_weights_on_another_device_are_not_refused(
     world: World, folder: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    command = "catalog.management.commands.load_model"
+    command = "catalog.memory_plan"
     shape = KvShape(layers=32, kv_heads=8, head_dim=128, windows=(0,) * 32, context=1 << 20)
     checkpoint = Checkpoint("X", "safetensors", 8 << 30, 1, dtype="BF16", shape=shape)
     monkeypatch.setattr(f"{command}.checkpoint_of", lambda source, settings: checkpoint)

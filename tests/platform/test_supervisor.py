@@ -17,6 +17,7 @@ from django.core.management import call_command
 from django.db import OperationalError
 
 from catalog import actions
+from catalog.checkpoint import Checkpoint
 from catalog.heartbeats import publish_replica_exit
 from catalog.models import Replica, ReplicaState, ServedModel
 from catalog.supervisor import (
@@ -68,6 +69,34 @@ def states() -> list[str]:
 
 def ready(count: int = 1) -> Callable[[], bool]:
     return lambda: states() == ["ready"] * count
+
+
+def test_what_replicas_will_take_is_logged_before_they_start(
+    supervisor: Supervisor,
+    folder: str,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    checkpoint = Checkpoint("X", "safetensors", 8 << 30, 1)
+    monkeypatch.setattr("catalog.memory_plan.checkpoint_of", lambda source, settings: checkpoint)
+    monkeypatch.setattr("catalog.memory_plan.total_memory", lambda: 12 << 30)
+    caplog.set_level("INFO", logger="catalog.supervisor")
+    settings = {"tensor_parallel_size": 2}
+    for name, num_replicas, total in (("m", 1, 1), ("n", 2, 3)):
+        actions.load_model(
+            actor=SYSTEM_ACTOR,
+            name=name,
+            source=folder,
+            settings=settings,
+            num_replicas=num_replicas,
+        )
+        tick_until(supervisor, ready(total), "they are ready")
+    lines = [record.getMessage().replace("\xa0", " ") for record in caplog.records]
+    plans = [number for number, line in enumerate(lines) if " in each: about " in line]
+    starts = [number for number, line in enumerate(lines) if "starts as process" in line]
+    assert [plan < start for plan, start in zip(plans, starts[:2], strict=True)] == [True, True]
+    assert lines[plans[0]].startswith("m: 1 replica of 2 ranks, 5.2 GB in each: about 10.4 GB of")
+    assert lines[plans[1]].endswith("which is too much.")
 
 
 def test_a_loaded_model_gets_its_replicas_and_rows_that_tell_of_them(

@@ -1,24 +1,20 @@
 """`manage.py load_model PATH_OR_HUB_ID --name NAME`."""
 
-import socket
 from pathlib import Path
 from typing import Any
 
 from django.core.management.base import CommandParser
 from django.db import transaction
-from django.template.defaultfilters import filesizeformat
 
 from catalog import actions
 from catalog.cli import NAMED, parse_engine_settings
-from catalog.model_details import checkpoint_of
+from catalog.memory_plan import plan_memory
 from catalog.models import ServedModel
 from catalog.rollout import wait_until_ready
-from catalog.sizing import estimate_memory
 from common.commands import ProgressBar, QuireCommand
 from common.settings import PROGRAM
 from engine.contract.engine_config import add_cli_args
 from engine.contract.errors import InvalidRequest
-from engine.system.host import total_memory
 from tenants.actors import CLI_ACTOR
 from tenants.cli import find_tenant
 
@@ -141,29 +137,14 @@ class Command(QuireCommand):
             self.stdout.write(f"{model.name} is being loaded. See {PROGRAM} list_models.")
 
     def _show_plan(self, model: ServedModel) -> None:
-        """Print the memory estimate, if the replicas run here and the files are on this machine.
-
-        Raises `InvalidRequest` if they can't fit.
-        """
-        checkpoint = checkpoint_of(model.source, model.settings)
-        on_cpu = model.settings.get("device", "auto") in ("auto", "cpu")
-        if checkpoint is None or not on_cpu or model.node not in ("", socket.gethostname()):
+        """Print the memory estimate, if it's known. Raises `InvalidRequest` if they can't fit."""
+        plan = plan_memory(model)
+        if plan is None:
             return
-        # A KV cache without a configured size uses the remaining memory.
-        need = estimate_memory(checkpoint, model.settings, sequences=0)
-        count = model.num_replicas + model.num_spares
-        processes = f"{count} replica{'s' if count > 1 else ''}"
-        if need.num_ranks > 1:
-            processes += f" of {need.num_ranks} ranks, {filesizeformat(need.per_rank)} in each"
-        plan = (
-            f"{processes}: about {filesizeformat(count * need.total)} of "
-            f"{filesizeformat(total_memory())} on {need.host}, where "
-            f"{filesizeformat(need.available)} are free"
-        )
-        if count * need.total > total_memory():
+        if not plan.fits:
             raise InvalidRequest(
-                f"{model.name} can't fit into memory: {plan}. Use fewer bits (quantization), fewer "
-                "replicas or another machine.",
+                f"{model.name} can't fit into memory: {plan.text}. Use fewer bits (quantization), "
+                "fewer replicas or another machine.",
                 param="source",
             )
-        self.print_hint(f"{plan}.")
+        self.print_hint(f"{plan.text}.")

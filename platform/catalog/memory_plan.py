@@ -1,0 +1,50 @@
+"""What a model's replicas are about to take of this machine's memory."""
+
+from __future__ import annotations
+
+import socket
+from dataclasses import dataclass
+
+from django.template.defaultfilters import filesizeformat
+
+from catalog.model_details import checkpoint_of
+from catalog.models import ServedModel
+from catalog.sizing import estimate_memory
+from engine.system.host import total_memory
+
+
+@dataclass(frozen=True)
+class MemoryPlan:
+    """The memory of a model's replicas.
+
+    Attributes:
+        text: replicas, their ranks and their estimated memory beside the machine's, as a phrase.
+        fits: whether the machine has as much memory, free or not.
+    """
+
+    text: str
+    fits: bool
+
+
+def plan_memory(model: ServedModel, node: str = "") -> MemoryPlan | None:
+    """Plan the replicas that `node` (default: this host) is to run.
+
+    Returns None where none of them is here, or their memory can't be told: on a GPU, or without the
+    checkpoint's files. Raises `ConfigError` for invalid settings.
+    """
+    checkpoint = checkpoint_of(model.source, model.settings)
+    on_cpu = model.settings.get("device", "auto") in ("auto", "cpu")
+    if checkpoint is None or not on_cpu or model.node not in ("", node or socket.gethostname()):
+        return None
+    # A KV cache without a configured size uses the remaining memory.
+    need = estimate_memory(checkpoint, model.settings, sequences=0)
+    count = model.num_replicas + model.num_spares
+    processes = f"{count} replica{'s' if count > 1 else ''}"
+    if need.num_ranks > 1:
+        processes += f" of {need.num_ranks} ranks, {filesizeformat(need.per_rank)} in each"
+    text = (
+        f"{processes}: about {filesizeformat(count * need.total)} of "
+        f"{filesizeformat(total_memory())} on {need.host}, where "
+        f"{filesizeformat(need.available)} are free"
+    )
+    return MemoryPlan(text, count * need.total <= total_memory())
