@@ -272,7 +272,18 @@ class ControlRequest(msgspec.Struct, tag="control", omit_defaults=True, kw_only=
     pin: bool = False
 
 
-InboxMessage = EngineRequest | AbortRequest | ControlRequest
+class FollowPrefill(msgspec.Struct, tag="follow_prefill", kw_only=True):
+    """A prefill replica is computing the prompt of a request that is going to come: read its blocks
+    as they are computed. Nothing is answered.
+
+    Attributes:
+        request: without `media_data`; `kv_peer` is the address of the prefill replica.
+    """
+
+    request: EngineRequest
+
+
+InboxMessage = EngineRequest | AbortRequest | ControlRequest | FollowPrefill
 
 
 class TokenLogprobs(msgspec.Struct, array_like=True):
@@ -500,7 +511,7 @@ class UnreadableRequest(msgspec.Struct, kw_only=True):
 
 
 _inbox_encoder = msgspec.msgpack.Encoder()
-_inbox_decoder = msgspec.msgpack.Decoder(EngineRequest | AbortRequest | ControlRequest)
+_inbox_decoder = msgspec.msgpack.Decoder(InboxMessage)
 _unreadable_decoder = msgspec.msgpack.Decoder(UnreadableRequest)
 _outbox_decoder = msgspec.msgpack.Decoder(OutboxBatch)
 _heartbeat_decoder = msgspec.msgpack.Decoder(Heartbeat)

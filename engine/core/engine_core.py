@@ -237,6 +237,16 @@ class EngineCore:
         self.requests[message.request_id] = request
         return request
 
+    def follow_prefill(self, message: EngineRequest) -> None:
+        """Read the blocks of a request that comes later while another replica computes them."""
+        if self.executor.is_sleeping:
+            return
+        try:
+            self._input_processor.check(message, self._adapter_admission.vocab_size(message))
+        except QuireError:
+            return  # it is refused once it comes
+        self._kv_admission.follow_prefill(self._input_processor.make_request(message, None))
+
     def _on_finished(self, request: Request) -> None:
         """Release what a request holds after its last output has ended."""
         self.adapters.release(request)

@@ -60,6 +60,12 @@ class KVAdmission:
         reading.add_done_callback(partial(self._on_read, request))
         return False
 
+    def follow_prefill(self, request: Request) -> None:
+        """Read a request's blocks while a prefill replica computes them."""
+        first = request.sequences[0]
+        if self.connector is not None and first.reads_cache:
+            self.connector.follow_prefill(first, self._cached_prefix(first)[0])
+
     def _on_read(self, request: Request, reading: Future[None]) -> None:
         self._read.put((request, reading.exception()))
 

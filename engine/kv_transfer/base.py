@@ -156,6 +156,11 @@ class KVConnectorBase(ABC):
         """
         return None
 
+    def follow_prefill(self, request: RequestView, num_computed_tokens: int) -> None:  # noqa: B027
+        """A prefill replica computes the prompt of a request that comes later: read the blocks
+        after its first tokens as they are computed. Not in vLLM.
+        """
+
     def load_encoder_states(self, request: RequestView, block_ids: list[list[int]]) -> bool:
         """For a request that starts without encoder states in the KV cache: whether they are
         loaded, so that the encoder needn't run. `block_ids`: its block tables by group. Not in

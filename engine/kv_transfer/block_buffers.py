@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 import torch
+import xxhash
 
 from engine.kv_cache.kv_cache_config import KVCacheConfig
 from engine.kv_transfer.base import KVCaches
@@ -13,6 +16,30 @@ from engine.kv_transfer.base import KVCaches
 #: A block's keys, values and scales in all layers of its group, one after the other, or a part of a
 #: state: uint8 [block_bytes].
 Payload = np.ndarray
+
+
+class StoredPayload(NamedTuple):
+    """A payload in host memory.
+
+    Attributes:
+        payload: its bytes.
+        seed: of the checksum.
+        checksum: XXH3-128 of the payload when it was stored.
+    """
+
+    payload: Payload
+    seed: int
+    checksum: int
+
+    @staticmethod
+    def checksum_of(payload: Payload, seed: int) -> int:
+        """XXH3-128 of a payload."""
+        return xxhash.xxh3_128_intdigest(payload.data, seed)
+
+    @property
+    def is_unchanged(self) -> bool:
+        """Whether the payload is as it was stored."""
+        return self.checksum_of(self.payload, self.seed) == self.checksum
 
 
 class BlockBuffers:
@@ -24,6 +51,8 @@ class BlockBuffers:
     Attributes:
         block_bytes: bytes of a payload.
         num_payloads: payloads of a block, by group.
+        growing_groups: those whose blocks tokens fill. A state is loaded once, so it counts only
+            where no layer attends; an encoder's states don't grow.
     """
 
     def __init__(self, kv_caches: KVCaches, layout: KVCacheConfig) -> None:
@@ -50,6 +79,12 @@ class BlockBuffers:
         ]
         self.block_bytes = max(attending or sizes)
         self.num_payloads = [-(-size // self.block_bytes) for size in sizes]
+        growing = [
+            index
+            for index, group in enumerate(layout.groups)
+            if group.layers and group.kind != "cross"
+        ]
+        self.growing_groups = growing or [len(layout.groups) - 1]
 
     @staticmethod
     def describe(kv_caches: KVCaches) -> list[list[str]]:
@@ -81,3 +116,35 @@ class BlockBuffers:
         source = torch.from_numpy(block[: sum(sizes)]).to(views[0].device)
         for view, part in zip(views, source.split(sizes), strict=True):
             view[block_id].copy_(part)
+
+    def write_verified(self, group: int, block_id: int, payloads: Sequence[StoredPayload]) -> bool:
+        """Overwrite a block by its payloads; whether these are unchanged. If they aren't, what the
+        block has now is useless.
+
+        Each layer's part is copied right after it was read for the checksum, while it is in the
+        processor's cache.
+        """
+        views = self._views[group]
+        if len(payloads) > 1 or views[0].device.type != "cpu":
+            if not all(stored.is_unchanged for stored in payloads):
+                return False
+            self.write(group, block_id, [stored.payload for stored in payloads])
+            return True
+        [(payload, seed, expected)] = payloads
+        if payload.nbytes != self.block_bytes:
+            return False
+        checksum, start = xxhash.xxh3_128(seed=seed), 0
+        for view, size in zip(views, self._sizes[group], strict=True):
+            part = payload[start : start + size]
+            checksum.update(part.data)
+            view[block_id].copy_(torch.from_numpy(part))
+            start += size
+        checksum.update(payload[start:].data)
+        return bool(checksum.intdigest() == expected)
+
+    def measure_write(self) -> float:
+        """Seconds that writing the blocks of as many tokens takes; none may be in use yet."""
+        started = time.perf_counter()
+        for group in self.growing_groups:
+            self.write(group, 0, self.read(group, 0))
+        return time.perf_counter() - started

@@ -7,6 +7,7 @@ import secrets
 import struct
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from functools import partial
 
 import numpy as np
 import torch
@@ -60,24 +61,31 @@ class ECConnector:
         storage = self._storage
         if storage is None or not self._loads or storage.hangs:
             return []
-        return [
-            storage.read_ahead(
-                [first], tenant, namespace, READ_TIMEOUT_S, more=self._following_keys(first)
-            )
-            for first in map(self._first_key, dict.fromkeys(keys))
-            if first not in self._host and storage.tier.may_contain(first)
-        ]
+        readings: list[Future[None]] = []
+        for first in map(self._first_key, dict.fromkeys(keys)):
+            missing: list[bytes] = [first]
+            more: Callable[[Payload], Sequence[bytes]] | None = None
+            if (payload := self._host.get(first)) is None:
+                more = partial(self._keys_after, first)
+            else:
+                missing = [key for key in self._keys_after(first, payload) if key not in self._host]
+            if missing and storage.tier.may_contain(missing[0]):
+                readings.append(
+                    storage.read_ahead(missing, tenant, namespace, READ_TIMEOUT_S, more=more)
+                )
+        return readings
 
     def start_load_caches(self, key: bytes) -> Tensor | None:
         """The output [num_vectors, hidden] of an item as it was saved; None: there is none."""
         first = self._first_key(key)
         if not self._loads or (payload := self._host.get(first)) is None:
             return None
-        payloads = [payload]
-        for following in self._following_keys(first)(payload):
-            if (payload := self._host.get(following)) is None:
+        payloads, following = [payload], self._keys_after(first, payload)
+        for following_key in following:
+            if (payload := self._host.get(following_key)) is None:
                 return None
             payloads.append(payload)
+        self._host.touch([first, *following])
         num_rows, width, name = _HEADER.unpack_from(payloads[0].data)
         dtype = getattr(torch, name.rstrip(b"\0").decode())
         size = num_rows * width * dtype.itemsize
@@ -86,21 +94,25 @@ class ECConnector:
 
     def save_caches(self, key: bytes, output: Tensor, tenant: str, namespace: str) -> None:
         """Save an item's output [num_vectors, hidden], for a tenant's cache namespace."""
-        first = self._first_key(key)
-        tier = self._host if self._storage is None else self._storage
-        if not self._saves or first in tier:
+        if not self._saves:
             return
+        first = self._first_key(key)
         name = str(output.dtype).removeprefix("torch.").encode()
         header = np.frombuffer(_HEADER.pack(*output.shape, name), np.uint8)
+        keys = [first, *self._keys_after(first, header)]
+        tier = self._host if self._storage is None else self._storage
+        # A part may have been evicted.
+        if all(key in tier for key in keys):
+            return
         content: np.ndarray = output.detach().cpu().contiguous().view(torch.uint8).numpy().ravel()
         padding = np.zeros(-(len(header) + len(content)) % self._block_bytes, np.uint8)
         payloads = np.concatenate([header, content, padding]).reshape(-1, self._block_bytes)
-        keys = [first, *_numbered(first, len(payloads))]
         # Copies, because each is evicted by itself.
         blocks = [(key, payload.copy()) for key, payload in zip(keys, payloads, strict=True)]
         self._host.put(blocks, tenant)
         if self._storage is not None:
-            self._storage.queue_writes(blocks, namespace, tenant)
+            new = [block for block in blocks if block[0] not in self._storage]
+            self._storage.queue_writes(new, namespace, tenant)
 
     def reset_cache(self) -> None:
         """Never load again what was saved so far."""
@@ -110,20 +122,12 @@ class ECConnector:
         """Key of an output's first payload."""
         return hashlib.sha256(self._numerics + b"encoder" + key).digest()
 
-    def _following_keys(self, first: bytes) -> Callable[[Payload], list[bytes]]:
-        """Derives the keys of an output's other payloads from its first."""
-
-        def keys_after(payload: Payload) -> list[bytes]:
-            num_rows, width, name = _HEADER.unpack_from(payload.data)
-            dtype = getattr(torch, name.rstrip(b"\0").decode())
-            size = _HEADER.size + num_rows * width * dtype.itemsize
-            return _numbered(first, -(-size // self._block_bytes))
-
-        return keys_after
-
-
-def _numbered(first: bytes, count: int) -> list[bytes]:
-    """Keys of an output's payloads after the first of `count`."""
-    return [
-        hashlib.sha256(first + number.to_bytes(4, "little")).digest() for number in range(1, count)
-    ]
+    def _keys_after(self, first: bytes, payload: Payload) -> list[bytes]:
+        """Keys of an output's other payloads, by the first payload, which begins with a header."""
+        num_rows, width, name = _HEADER.unpack_from(payload.data)
+        dtype = getattr(torch, name.rstrip(b"\0").decode())
+        num_payloads = -(-(_HEADER.size + num_rows * width * dtype.itemsize) // self._block_bytes)
+        return [
+            hashlib.sha256(first + number.to_bytes(4, "little")).digest()
+            for number in range(1, num_payloads)
+        ]

@@ -68,6 +68,10 @@ class MultiConnector(KVConnectorBase):
         ]
         return all_done(readings) if readings else None
 
+    def follow_prefill(self, request: RequestView, num_computed_tokens: int) -> None:
+        for connector in self.connectors:
+            connector.follow_prefill(request, num_computed_tokens)
+
     def load_encoder_states(self, request: RequestView, block_ids: list[list[int]]) -> bool:
         return any(
             connector.load_encoder_states(request, block_ids) for connector in self.connectors

@@ -22,6 +22,7 @@ import numpy as np
 from engine.contract.errors import ConfigError
 from engine.kv_transfer.block_buffers import Payload
 from engine.kv_transfer.host_tier import HostTier
+from engine.kv_transfer.storage_queue import READ_TIMEOUT_S
 from engine.kv_transfer.storage_tier import (
     NONCE_BYTES,
     TAG_BYTES,
@@ -35,6 +36,8 @@ log = logging.getLogger(__name__)
 #: How long blocks of a computed prompt are held for another replica to read them, and how long
 #: either side waits for the other's next block: it may have died.
 LEASE_S = 2.0
+#: How often a peer that is computing a prompt is asked for its next blocks.
+_FOLLOW_INTERVAL_S = 0.05
 #: Number of readers that are served concurrently.
 NUM_SENDERS = 8
 #: Maximum number of keys of a request to a peer; blocks beyond it are computed.
@@ -87,8 +90,13 @@ class PeerTier(StorageTier):
         return key in self._records
 
     def read(self, key: bytes, namespace: str) -> Payload | None:
-        record = self._records.get(key)
-        return None if record is None else self._open(key, record.tobytes(), namespace)
+        if (record := self._records.get(key)) is None:
+            return None
+        try:
+            return self._open(key, record.tobytes(), namespace)
+        except UnusableBlock as error:
+            self.count_failure(error.reason)
+            return None
 
     def read_sequence(
         self, keys: Sequence[bytes], namespace: str, source: str = ""
@@ -96,28 +104,50 @@ class PeerTier(StorageTier):
         if not source:
             yield from super().read_sequence(keys, namespace)
             return
-        keys = keys[:MAX_KEYS]
-        url = urlsplit(source)
         try:
-            with socket.create_connection((url.hostname or "", url.port or 0), LEASE_S) as peer:
-                peer.sendall(_COUNT.pack(len(keys)) + b"".join(keys))
-                for key in keys:
-                    record = _receive(peer, self._record_bytes)
-                    if not record:
-                        return  # the peer hasn't this block
-                    if (payload := self._open(key, record, namespace)) is None:
-                        return
-                    yield payload
-        except OSError as error:
-            log.warning("KV blocks can't be read from %s: %s", source, error)
-            self.count_failure("read_error")
+            yield from self._read_from(source, keys[:MAX_KEYS], namespace)
+        except (OSError, UnusableBlock) as error:
+            self._count_error(source, error)
 
-    def _open(self, key: bytes, record: bytes, namespace: str) -> Payload | None:
+    def follow_sequence(
+        self, keys: Sequence[bytes], namespace: str, source: str
+    ) -> Iterator[Payload]:
+        keys, last_at = keys[:MAX_KEYS], time.monotonic()
         try:
-            return self._cipher.open(key, record[:NONCE_BYTES], record[NONCE_BYTES:], namespace)
-        except UnusableBlock as error:
+            while keys and not self._is_closed:
+                num_read = 0
+                for payload in self._read_from(source, keys, namespace):
+                    num_read += 1
+                    yield payload
+                keys, now = keys[num_read:], time.monotonic()
+                if num_read:
+                    last_at = now
+                elif now - last_at > READ_TIMEOUT_S:
+                    return  # it was aborted, or is far behind others
+                time.sleep(_FOLLOW_INTERVAL_S)
+        except (OSError, UnusableBlock) as error:
+            self._count_error(source, error)
+
+    def _read_from(self, source: str, keys: Sequence[bytes], namespace: str) -> Iterator[Payload]:
+        """Blocks up to the first that a peer hasn't. Raises `OSError`, `UnusableBlock`."""
+        url = urlsplit(source)
+        with socket.create_connection((url.hostname or "", url.port or 0), LEASE_S) as peer:
+            peer.sendall(_COUNT.pack(len(keys)) + b"".join(keys))
+            for key in keys:
+                if not (record := _receive(peer, self._record_bytes)):
+                    return
+                yield self._open(key, record, namespace)
+
+    def _count_error(self, source: str, error: OSError | UnusableBlock) -> None:
+        if isinstance(error, UnusableBlock):
             self.count_failure(error.reason)
-            return None
+            return
+        log.warning("KV blocks can't be read from %s: %s", source, error)
+        self.count_failure("read_error")
+
+    def _open(self, key: bytes, record: bytes, namespace: str) -> Payload:
+        """The block of a record. Raises `UnusableBlock`."""
+        return self._cipher.open(key, record[:NONCE_BYTES], record[NONCE_BYTES:], namespace)
 
     def write(self, key: bytes, payload: Payload, namespace: str, tenant: str = "") -> bool:
         if key in self._records:

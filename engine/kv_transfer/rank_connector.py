@@ -15,7 +15,7 @@ from engine.kv_transfer.base import (
 )
 from engine.kv_transfer.block_buffers import BlockBuffers
 from engine.kv_transfer.host_tier import HostTier
-from engine.kv_transfer.offloading_connector import OffloadingMetadata, PlannedBlock
+from engine.kv_transfer.offloading_metadata import OffloadingMetadata, PlannedBlock
 
 #: The first rank bounds the tier, whose blocks are as large as those here.
 _UNBOUNDED = 1 << 62

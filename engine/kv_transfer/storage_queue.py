@@ -41,6 +41,7 @@ class StorageQueue:
         self.tier, self._host = tier, host
         self._writer = ThreadPoolExecutor(1, "kv-write")
         self._readers = ThreadPoolExecutor(NUM_READERS, "kv-read")
+        self._followers = ThreadPoolExecutor(NUM_READERS, "kv-follow")
         self._lock = threading.Lock()
         self._queued: set[bytes] = set()
         self._queued_bytes = 0
@@ -146,6 +147,19 @@ class StorageQueue:
             with self._lock:
                 del self._reading_since[thread]
 
+    def follow(self, keys: Sequence[bytes], tenant: str, namespace: str, source: str) -> None:
+        """Read a tenant's blocks while another replica computes them."""
+        self._followers.submit(self._follow, keys, tenant, namespace, source).add_done_callback(
+            _log_error
+        )
+
+    def _follow(self, keys: Sequence[bytes], tenant: str, namespace: str, source: str) -> None:
+        payloads = self.tier.follow_sequence(keys, namespace, source)
+        for key, payload in zip(keys, payloads, strict=False):
+            self._host.put([(key, payload)], tenant)
+            if time.monotonic() > self._closes_at:
+                return
+
     def _read_blocks(
         self, keys: Sequence[bytes], namespace: str, source: str, deadline: float
     ) -> list[tuple[bytes, Payload]]:
@@ -180,6 +194,7 @@ class StorageQueue:
         self._closes_at = time.monotonic() + CLOSE_TIMEOUT_S
         self._writer.shutdown()
         self._closes_at = 0.0
+        self._followers.shutdown(wait=False, cancel_futures=True)
         self._readers.shutdown()
         self.tier.close()
 

@@ -189,6 +189,14 @@ class StorageTier(ABC):
                 return
             yield payload
 
+    def follow_sequence(
+        self, keys: Sequence[bytes], namespace: str, source: str
+    ) -> Iterator[Payload]:
+        """Blocks of a sequence that the replica `source` is computing, in its order, each as soon
+        as it is there; fewer if they take too long. Tiers that replicas share read them later.
+        """
+        yield from ()
+
     @abstractmethod
     def write(self, key: bytes, payload: Payload, namespace: str, tenant: str = "") -> bool:
         """Store a tenant's block; whether it was stored. Failures are counted."""

@@ -20,6 +20,7 @@ from engine.contract.message_version import is_compatible
 from engine.contract.messages import (
     AbortRequest,
     EngineRequest,
+    FollowPrefill,
     InboxMessage,
     UnreadableRequest,
     gc_untracked,
@@ -143,7 +144,7 @@ class TenantInbox:
                     self._aborts.append(entry)
                 else:
                     queued.round.add(queued.tenant, queued.priority, entry)
-            elif isinstance(message, UnreadableRequest):
+            elif isinstance(message, UnreadableRequest | FollowPrefill):
                 self._aborts.append(entry)  # its request isn't in the queue: nothing to wait for
             else:
                 self._rounds[-1].end = entry

@@ -34,6 +34,7 @@ from engine.contract.messages import (
     ControlRequest,
     EngineRequest,
     ErrorInfo,
+    FollowPrefill,
     Heartbeat,
     OutboxBatch,
     TokenDelta,
@@ -367,6 +368,8 @@ class EngineService:
             self._queue_deltas(deltas)
         elif isinstance(message, AbortRequest):
             self._queue_deltas(core.abort(message.request_id, message.index, message.finish_reason))
+        elif isinstance(message, FollowPrefill):
+            core.follow_prefill(message.request)
         else:
             self._control(core, message)
         self._output.done.append(entry_id)

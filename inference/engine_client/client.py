@@ -26,6 +26,7 @@ from engine.contract.messages import (
     ABORTED_BY_OPERATOR,
     ControlRequest,
     EngineRequest,
+    FollowPrefill,
     OutboxBatch,
     TokenDelta,
 )
@@ -286,8 +287,12 @@ class EngineClient:
         self._flights.pop(flight.engine_id, None)
         prefill = self._prefill_planner.choose(flight, replicas, replica, slack)
         if prefill is not None:
-            replica = prefill
             message = flight.assign_prefill(prefill.heartbeat, prefill.kv_address)
+            if prefill.kv_address:
+                follow = FollowPrefill(request=flight.prefill_to_follow())
+                # One that is lost costs time alone: the blocks are read once all are computed.
+                self._inbox.post(replica.heartbeat.replica_id, follow, lambda _: None)
+            replica = prefill
         else:
             peers = {peer.kv_address for peer in of_model}
             message = flight.assign(replica.heartbeat, peers)

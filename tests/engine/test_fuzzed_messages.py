@@ -19,6 +19,7 @@ from engine.contract.messages import (
     EngineStats,
     ErrorInfo,
     FlightRecord,
+    FollowPrefill,
     ModelInfo,
     OutboxBatch,
     ReplicaEvent,
@@ -53,6 +54,7 @@ MESSAGES: list[tuple[Decode, msgspec.Struct]] = [
     (protocol.decode_inbox, REQUEST),
     (protocol.decode_inbox, AbortRequest(request_id="r", index=2)),
     (protocol.decode_inbox, ControlRequest(command="wake_up", tags=["weights"])),
+    (protocol.decode_inbox, FollowPrefill(request=REQUEST)),
     (
         protocol.decode_outbox,
         OutboxBatch(

@@ -47,6 +47,7 @@ from engine.contract.messages import (
     EngineRequest,
     EngineStats,
     ErrorInfo,
+    FollowPrefill,
     Heartbeat,
     ModelInfo,
     OutboxBatch,
@@ -149,6 +150,7 @@ class FakeReplica:
         self.aborted: list[str] = []
         self.by_operator: set[str] = set()
         self.received: list[EngineRequest] = []
+        self.followed: list[EngineRequest] = []
         self.running: dict[str, Running] = {}
         self.recorder = SharedStepWriter.inherited(self.incarnation)
         self.stopping = asyncio.Event()
@@ -251,6 +253,8 @@ class FakeReplica:
             self._abort(message)
         elif isinstance(message, ControlRequest):
             await self._control(message)
+        elif isinstance(message, FollowPrefill):
+            self.followed.append(message.request)
         await self._done(entry_id)
 
     async def _start(self, entry_id: bytes, request: EngineRequest) -> None:

@@ -78,6 +78,11 @@ async def test_the_replica_that_answers_hears_where_the_prompts_blocks_are(
         await read(start(gateway))
     assert [request.kv_peer for request in producer.received] == [""]
     assert [request.kv_peer for request in consumer.received] == [ADDRESS]
+    # It reads the blocks while the prompt is being computed.
+    [followed] = consumer.followed
+    assert followed.kv_peer == ADDRESS
+    assert followed.prompt_token_ids == consumer.received[0].prompt_token_ids
+    assert followed.cache_namespace == consumer.received[0].cache_namespace
 
 
 async def test_a_client_can_name_no_host_but_one_of_the_models_replicas(gateway: Gateway) -> None:

@@ -19,6 +19,7 @@ from engine.contract.messages import (
     EngineRequest,
     ErrorInfo,
     FlightRecord,
+    FollowPrefill,
     Heartbeat,
     MediaItem,
     ModelInfo,
@@ -93,6 +94,9 @@ MESSAGES: dict[str, Any] = {
         pooling=PoolingParams(task="embed", dimensions=8),
     ),
     "abort": AbortRequest(request_id="r1", index=1, finish_reason="stop"),
+    "follow prefill": FollowPrefill(
+        request=EngineRequest(request_id="r1", gateway_id="g1", prompt_token_ids=[1], kv_peer="p")
+    ),
     "control": ControlRequest(command="sleep", control_id="c1", gateway_id="g1", level=2),
     "outbox": OutboxBatch(
         replica_id="m-0",

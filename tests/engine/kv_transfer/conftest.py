@@ -11,8 +11,8 @@ def patience(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in (
         "core.kv_admission.READ_TIMEOUT_S",
         "kv_transfer.ec_connector.READ_TIMEOUT_S",
-        "kv_transfer.offloading_connector.READ_TIMEOUT_S",
-        "kv_transfer.offloading_connector._MIN_READ_S",
+        "kv_transfer.read_ahead.READ_TIMEOUT_S",
+        "kv_transfer.read_ahead._MIN_READ_S",
         "kv_transfer.redis_store.TIMEOUT_S",
         "kv_transfer.s3_store.TIMEOUT_S",
         "kv_transfer.storage_queue.READ_TIMEOUT_S",

@@ -165,8 +165,9 @@ def test_no_block_is_begun_to_be_read_after_the_time_that_computing_takes(
     assert connector.storage is not None
     forget_kv_cache(core)
     connector.host.clear()
-    connector._compute_s = 0.0
-    monkeypatch.setattr("engine.kv_transfer.offloading_connector._MIN_READ_S", -1.0)
+    assert connector._read_ahead is not None
+    connector._read_ahead.compute_s = 0.0
+    monkeypatch.setattr("engine.kv_transfer.read_ahead._MIN_READ_S", -1.0)
     assert run(core, prompts) == expected
     assert connector.num_matched_tokens == 0
     assert failures(core) == {"late": 1}

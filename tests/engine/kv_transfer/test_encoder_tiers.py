@@ -106,13 +106,13 @@ def test_states_whose_load_failed_are_encoded_and_not_cached(
     _run(llm, _prompts())
     forget_kv_cache(llm)
     buffers = connector_of(core_of(llm))._buffers
-    write = buffers.write
+    write = buffers.write_verified
 
     def fail(*args: Any) -> None:
-        monkeypatch.setattr(buffers, "write", write)
+        monkeypatch.setattr(buffers, "write_verified", write)
         raise OSError("no memory")
 
-    monkeypatch.setattr(buffers, "write", fail)
+    monkeypatch.setattr(buffers, "write_verified", fail)
     assert _run(llm, _prompts()) == expected
     assert len(encoded) > 3
     assert _run(llm, _prompts()) == expected

@@ -6,7 +6,10 @@ import random
 
 import numpy as np
 import pytest
+import torch
 
+from engine.kv_cache.kv_cache_config import KVCacheConfig, KVCacheGroupSpec
+from engine.kv_transfer.block_buffers import BlockBuffers
 from engine.kv_transfer.host_tier import HostTier
 from tests.engine.kv_transfer.test_disk_tier import BLOCK, block, key
 
@@ -96,6 +99,35 @@ def faults(count: int, seed: int) -> None:
                 assert payload_read is not None
                 assert payload_read.tobytes() == block(number).tobytes(), kind
         assert tier.failures == {"checksum": len(damaged)}
+
+
+@pytest.mark.parametrize(
+    "group", [0, 1, 2], ids=["whole payload", "with padding", "three payloads"]
+)
+def test_blocks_are_verified_while_they_are_written_into_the_kv_cache(group: int) -> None:
+    groups = (
+        KVCacheGroupSpec("full", (0,)),
+        KVCacheGroupSpec("window", (1,), window=8),
+        KVCacheGroupSpec("state", ()),
+    )
+    sizes = [600, 400, 1500]
+    caches = {str(size): (torch.zeros(2, size, dtype=torch.uint8),) for size in sizes}
+    buffers = BlockBuffers(caches, KVCacheConfig(groups, 1))
+    length = buffers.block_bytes
+    assert (length, buffers.num_payloads) == (600, [1, 1, 3])
+    content = caches[str(sizes[group])][0][1]
+    content.copy_(torch.arange(sizes[group]) % 251)
+    expected, payloads = content.clone(), buffers.read(group, 1)
+    keys = [key(index) for index in range(len(payloads))]
+    for damaged in (None, *range(0, length, 29), length - 1):
+        tier = HostTier(10 * length)
+        tier.put([(k, p.copy()) for k, p in zip(keys, payloads, strict=True)], "t")
+        if damaged is not None:
+            tier._blocks[keys[-1]][0][damaged] ^= np.uint8(1)
+        content.zero_()
+        stored = [block for one_key in keys if (block := tier.read(one_key)) is not None]
+        assert buffers.write_verified(group, 1, stored) == (damaged is None)
+        assert damaged is not None or torch.equal(content, expected)
 
 
 def test_no_fault_of_host_memory_gives_a_wrong_block() -> None:

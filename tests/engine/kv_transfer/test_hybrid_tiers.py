@@ -124,13 +124,13 @@ def test_of_a_window_only_the_last_blocks_are_loaded_and_no_more_blocks_are_need
     forget_all(core)
     written: list[int] = []
     buffers = connector_of(core)._buffers
-    write = buffers.write
+    write = buffers.write_verified
 
-    def counting(group: int, block_id: int, payloads: Any) -> None:
+    def counting(group: int, block_id: int, payloads: Any) -> bool:
         written.append(block_id)
-        write(group, block_id, payloads)
+        return write(group, block_id, payloads)
 
-    buffers.write = counting  # type: ignore[method-assign]
+    buffers.write_verified = counting  # type: ignore[method-assign]
     assert run(core, prompts) == expected
     assert connector_of(core).num_matched_tokens == 192
     assert len(written) == 2  # a window of 24 tokens

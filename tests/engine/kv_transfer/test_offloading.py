@@ -17,7 +17,8 @@ from engine.contract.sampling_params import SamplingParams
 from engine.core.engine_core import EngineCore
 from engine.devices.cpu import CpuDevice
 from engine.kv_cache import BlockHashes
-from engine.kv_transfer.offloading_connector import GHOST_FACTOR, OffloadingConnector
+from engine.kv_transfer.eviction_history import GHOST_FACTOR
+from engine.kv_transfer.offloading_connector import OffloadingConnector
 from tests.engine.kv_transfer.outside import DictConnector
 from tests.engine.models import VOCAB
 
@@ -187,21 +188,6 @@ def test_sequences_that_sleep_put_out_of_the_kv_cache_come_back(
     core.check_integrity()
 
 
-def test_a_block_that_has_changed_in_host_memory_is_computed_and_counted(
-    model_folder: Folder,
-) -> None:
-    core = make(model_folder("llama"), kv_offloading_size=0.01)
-    prompts = {"a": prompt(1, 70)}
-    expected = run(core, prompts)
-    forget_kv_cache(core)
-    host = connector_of(core).host
-    blocks = list(host._blocks.values())
-    blocks[1][0][17] ^= 4  # the third block: the last are stored first
-    assert run(core, prompts) == expected
-    assert host.failures == {"checksum": 1}
-    assert connector_of(core).num_matched_tokens == 32
-
-
 def test_two_tenants_with_equal_prompts_share_no_block(model_folder: Folder) -> None:
     core = make(model_folder("llama"), kv_offloading_size=0.01)
     prompts = {"a": prompt(1, 70)}
@@ -260,7 +246,34 @@ def test_tokens_that_a_larger_tier_would_have_loaded_are_counted(model_folder: F
     forget_kv_cache(core)
     run(core, prompts[0])
     assert connector.num_evicted_tokens == evicted  # so large a tier is no upper bound of use
-    assert len(connector._ghosts) * size <= GHOST_FACTOR * connector.host.capacity
+    assert len(connector._history) * size <= GHOST_FACTOR * connector.host.capacity
+
+
+@pytest.mark.parametrize("async_scheduling", [False, True])
+@pytest.mark.parametrize("kind", ["flip", "truncate", "exchange"])
+def test_blocks_that_have_changed_in_host_memory_are_computed_and_counted(
+    model_folder: Folder, kind: str, async_scheduling: bool
+) -> None:
+    folder, settings = model_folder("llama"), {"async_scheduling": async_scheduling}
+    core = make(folder, kv_offloading_size=0.01, **settings)
+    prompts = {"a": prompt(1, 70), "b": prompt(2, 50), "c": prompt(3, 40)}
+    expected = run(make(folder, **settings), prompts)
+    assert run(core, prompts) == expected
+    forget_kv_cache(core)
+    host = connector_of(core).host
+    one, two = random.Random(kind).sample(list(host._blocks), 2)
+    payload, checksum = host._blocks[one]
+    if kind == "flip":
+        payload[-1] ^= 1
+    elif kind == "truncate":
+        host._blocks[one] = payload[:-1], checksum
+    else:
+        host._blocks[one], host._blocks[two] = host._blocks[two], host._blocks[one]
+    assert run(core, prompts) == expected
+    assert core.snapshot().kv_tier_failures_total["checksum"] == (2 if kind == "exchange" else 1)
+    forget_kv_cache(core)
+    assert run(core, prompts) == expected
+    assert connector_of(core).num_matched_tokens >= 64 + 48 + 32
 
 
 def test_a_failed_step_leaves_no_block_that_was_never_loaded(
@@ -271,13 +284,13 @@ def test_a_failed_step_leaves_no_block_that_was_never_loaded(
     expected = run(core, prompts)
     forget_kv_cache(core)
     buffers = connector_of(core)._buffers
-    write = buffers.write
+    write = buffers.write_verified
 
-    def fail(block_id: int, payload: Any) -> None:
-        monkeypatch.setattr(buffers, "write", write)
+    def fail(*args: Any) -> None:
+        monkeypatch.setattr(buffers, "write_verified", write)
         raise OSError("no memory")
 
-    monkeypatch.setattr(buffers, "write", fail)
+    monkeypatch.setattr(buffers, "write_verified", fail)
     assert run(core, prompts) == expected
     assert run(core, prompts) == expected
 

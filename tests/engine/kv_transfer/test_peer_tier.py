@@ -23,7 +23,7 @@ from engine.kv_transfer import peer_tier
 from engine.kv_transfer.host_tier import HostTier
 from engine.kv_transfer.peer_tier import PeerTier
 from tests.engine.kv_transfer.test_disk_tier import block, key
-from tests.engine.kv_transfer.test_offloading import connector_of, make, prompt, run
+from tests.engine.kv_transfer.test_offloading import connector_of, make, message, prompt, run
 
 Folder = Callable[[str], Path]
 BLOCK = 1000
@@ -323,6 +323,50 @@ def test_a_decode_replica_loads_a_prompt_from_the_prefill_replica(model_folder: 
     assert run(consumer, two, prefilled=True, kv_peer=theirs.address) == run(make(folder), two)
     assert connector_of(consumer).num_matched_tokens == 96
     consumer.shutdown()
+
+
+@pytest.mark.usefixtures("patient_peers")
+def test_blocks_travel_while_the_rest_of_the_prompt_is_computed(model_folder: Folder) -> None:
+    folder, token_ids = model_folder("llama"), prompt(1, 200)
+    expected = run(make(folder), {"a": token_ids})
+    producer = engine(folder, "kv_producer", max_num_batched_tokens=32)
+    consumer = engine(folder, "kv_consumer")
+    handover = producer.kv_handover
+    assert handover is not None
+    host = connector_of(consumer).host
+    consumer.follow_prefill(message("a", token_ids, kv_peer=handover.address))
+    producer.add_request(message("a", token_ids, max_tokens=1))
+    for num_steps in range(1, 7):
+        producer.step()
+        until(lambda: len(host) >= 2 * num_steps - 2)  # noqa: B023 - called at once
+        assert producer.has_work
+    while producer.has_work:
+        producer.step()
+    connector_of(producer).wait_until_saved(60)
+    until(lambda: len(host) == 12)
+    producer.shutdown()
+    tokens = run(consumer, {"a": token_ids}, prefilled=True, kv_peer=handover.address)
+    assert tokens == expected
+    assert connector_of(consumer).num_matched_tokens == 192
+    assert not consumer.snapshot().kv_tier_failures_total
+    consumer.shutdown()
+
+
+def test_a_prefill_replica_that_dies_or_computes_nothing_is_followed_no_longer(
+    consumer: PeerTier, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keys = [key(seed) for seed in range(3)]
+    with peer() as producer:
+        address = producer.address
+        producer.write(keys[0], small(0), "n")
+        monkeypatch.setattr(peer_tier, "READ_TIMEOUT_S", 0.1)
+        assert len(list(consumer.follow_sequence(keys, "n", address))) == 1
+        assert not consumer.failures
+        monkeypatch.setattr(peer_tier, "READ_TIMEOUT_S", 60.0)
+        following = consumer.follow_sequence(keys, "n", address)
+        next(following)
+    assert list(following) == []
+    assert consumer.failures == {"read_error": 1}
 
 
 def test_settings_take_an_address() -> None:
