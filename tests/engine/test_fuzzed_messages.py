@@ -54,7 +54,6 @@ MESSAGES: list[tuple[Decode, msgspec.Struct]] = [
     (protocol.decode_inbox, REQUEST),
     (protocol.decode_inbox, AbortRequest(request_id="r", index=2)),
     (protocol.decode_inbox, ControlRequest(command="wake_up", tags=["weights"])),
-    (protocol.decode_inbox, FollowPrefill(request=REQUEST)),
     (
         protocol.decode_outbox,
         OutboxBatch(
@@ -64,6 +63,7 @@ MESSAGES: list[tuple[Decode, msgspec.Struct]] = [
     ),
     (protocol.decode_heartbeat, HEARTBEAT),
     (protocol.decode_replica_event, ReplicaEvent(replica_id="a", incarnation="b", alive=True)),
+    (protocol.decode_inbox, FollowPrefill(request=REQUEST)),
 ]  # fmt: skip
 TURNS = 1500
 
