@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from engine.contract.errors import InvalidRequest
+from engine.text.tokenizer import load_tokenizer
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -50,6 +51,12 @@ class ImagePrompt(ABC):
         """Options of the image processor for those that a request has."""
         return requested
 
+    def with_tokens(self, text: str) -> str:
+        """A prompt in which pictures stand as the family's own code has them, with `image_token` in
+        their place. Raises `InvalidRequest` for pictures in another order.
+        """
+        return text
+
     @abstractmethod
     def replacement(self, outputs: Mapping[str, Any]) -> str:
         """The placeholder for the picture of which the image processor made `outputs`."""
@@ -80,6 +87,16 @@ def lay_out_tokens(tokens: str, grid: tuple[int, ...]) -> VectorLayout:
     if grid:
         raise InvalidRequest("The model takes no image_grid_thw.", param="image_embeds")
     return VectorLayout(tokens)
+
+
+class CheckpointImagePrompt(ImagePrompt):
+    """Of a family whose code comes with its checkpoints: `transformers` knows no part of it."""
+
+    def __init__(self, folder: str | Path, images: Any) -> None:
+        tokenizer = load_tokenizer(folder)
+        self.images = images
+        self.image_token = tokenizer.settings.named_tokens["image_token"]
+        (self.image_token_id,) = tokenizer.encode(self.image_token, add_special_tokens=False)
 
 
 @dataclass(frozen=True, slots=True)

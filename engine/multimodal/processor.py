@@ -27,8 +27,10 @@ from engine.multimodal.image_prompts import (
     lay_out_tokens,
 )
 from engine.multimodal.inputs import EMBEDS, MediaTensors, encode_tensors, media_digest
+from engine.multimodal.phi3_vision import Phi3VisionPrompt
 from engine.multimodal.placeholders import check_placeholders
 from engine.multimodal.pruning import RETAINED, keep_tokens, retained_vectors, retention_mask
+from engine.text.tokenizer_files import read_object
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -62,6 +64,8 @@ _SHAPE_OPTIONS = {
 }
 #: Of `transformers`: those of models in whose prompts a picture is its tokens alone.
 _UNWRAPPED_PROCESSORS = ("LlavaProcessor", "LlavaNextProcessor")
+#: By `image_processor_type` of preprocessor_config.json.
+_CHECKPOINT_PROMPTS = {"Phi3VImageProcessor": Phi3VisionPrompt}
 _FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF")
 #: Exceptions of Pillow for damaged files, in addition to its own errors.
 DAMAGED_FILE_ERRORS = (OSError, ValueError, SyntaxError, EOFError, LookupError, struct.error)
@@ -170,14 +174,11 @@ class MediaProcessor:
 
         Raises `ModelLoadError` where there is no processor.
         """
-        from transformers import AutoImageProcessor, ProcessorMixin
+        from transformers import ProcessorMixin
 
         self._pruning_rates = pruning_rates or {}
         try:
-            images = AutoImageProcessor.from_pretrained(
-                str(folder), trust_remote_code=False, local_files_only=True, backend="pil"
-            )
-            self._processor = _make_processor(str(folder), images)
+            self._processor = _make_processor(str(folder))
         except (OSError, ValueError, ImportError, KeyError, TypeError, AttributeError) as error:
             raise ModelLoadError(
                 f"{folder} has no image processor: {error}", param="model"
@@ -261,6 +262,8 @@ class MediaProcessor:
                 images_kwargs={**(options or {}), "return_tensors": "np"},
                 return_text_replacement_offsets=True,
             )
+        except InvalidRequest:
+            raise
         except _option_errors() as error:
             raise InvalidRequest(f"The image can't be prepared: {error}", param="image") from error
         if "text_replacement_offsets" not in outputs:
@@ -357,6 +360,8 @@ class MediaProcessor:
 
         Raises `InvalidRequest` unless there is one for each.
         """
+        if isinstance(self._processor, _ImagesProcessor):
+            text = self._processor.prompt.with_tokens(text)
         remaining: defaultdict[str, deque[PreparedMedia]] = defaultdict(deque)
         for item in media:
             remaining[item.placeholder].append(item)
@@ -375,10 +380,17 @@ class MediaProcessor:
         return expanded, tuple(ordered)
 
 
-def _make_processor(folder: str, images: Any) -> Any:
+def _make_processor(folder: str) -> Any:
     """`transformers`' processor of a model folder, or one that does the same for pictures."""
-    from transformers import AutoProcessor
+    from transformers import AutoImageProcessor, AutoProcessor
 
+    settings = read_object(Path(folder) / "preprocessor_config.json")
+    kind = _CHECKPOINT_PROMPTS.get(str(settings.get("image_processor_type")))
+    if kind is not None:
+        return _ImagesProcessor(kind(folder, settings))
+    images = AutoImageProcessor.from_pretrained(
+        folder, trust_remote_code=False, local_files_only=True, backend="pil"
+    )
     if (prompt := find_image_prompt(folder, images)) is not None:
         return _ImagesProcessor(prompt)
     return AutoProcessor.from_pretrained(

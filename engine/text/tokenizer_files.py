@@ -109,6 +109,9 @@ def sampling_defaults(generation: dict[str, Any]) -> dict[str, Any]:
 
 CONFIG_FILE = "tokenizer_config.json"
 PROCESSOR_FILE = "processor_config.json"
+#: By `processor_class` of preprocessor_config.json, of processors that come with checkpoints: the
+#: token that stands for a picture, which no file names.
+_IMAGE_TOKENS = {"Phi3VProcessor": "<|image|>"}
 STANDARD_TOKENS = (
     "bos_token",
     "eos_token",
@@ -151,7 +154,10 @@ def read_settings(folder: Path) -> TokenizerSettings:
             # In old folders special_tokens_map.json says which tokens are special.
             config = config | read_object(folder / "special_tokens_map.json")
         _read_special_tokens(settings, config)
-        image_token = read_object(folder / PROCESSOR_FILE).get("image_token")
+        processor = str(read_object(folder / "preprocessor_config.json").get("processor_class"))
+        image_token = read_object(folder / PROCESSOR_FILE).get(
+            "image_token", _IMAGE_TOKENS.get(processor)
+        )
         if isinstance(image_token, str):
             settings.named_tokens.setdefault("image_token", image_token)
         settings.chat_templates = _read_templates(folder, config)

@@ -74,9 +74,8 @@ def make_hub(folder: Path) -> Hub:
     embedder = make_model("mistral", folder / "embedder")
     AutoModel.from_pretrained(embedder).save_pretrained(embedder)
     adapter = make_adapter(llama, folder / "adapter")
-    phi3v = shutil.copytree(llama, folder / "phi3v")
-    config = {"model_type": "phi3_v", "architectures": ["Phi3VForCausalLM"]}
-    (phi3v / "config.json").write_text(json.dumps(config))
+    phi3v = folder / "phi3v"
+    vision_models.phi3_vision(phi3v, max_position_embeddings=4096)
     vision_models.llava(folder / "llava")
     vision_models.llava_next(folder / "llava_next")
     _set_context(folder / "llava_next", 4096)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-_NO_CLASS = "no class in transformers; its code comes with the checkpoint"
-
 #: Architecture -> (models, why it's left out, or "" where recipes prove it).
 EXPECTED: dict[str, tuple[str, str]] = {
     "AquilaForCausalLM": ("Aquila, Aquila2", ""),
@@ -36,7 +34,6 @@ EXPECTED: dict[str, tuple[str, str]] = {
     "PhiForCausalLM": ("Phi-1.5, Phi-2", ""),
     "Phi3ForCausalLM": ("Phi-3 mini and medium", ""),
     "Phi3SmallForCausalLM": ("Phi-3 small", ""),
-    "Phi3VForCausalLM": ("Phi-3 vision", _NO_CLASS),
     "QWenLMHeadModel": ("Qwen", ""),
     "Qwen2ForCausalLM": ("Qwen 1.5, 2, 2.5", ""),
     "Qwen2MoeForCausalLM": ("Qwen 1.5 MoE", ""),

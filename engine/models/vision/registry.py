@@ -13,6 +13,7 @@ from engine.models.vision.gemma3 import Gemma3
 from engine.models.vision.idefics3 import Idefics3
 from engine.models.vision.internvl import InternVL
 from engine.models.vision.llava import Llava, LlavaNext
+from engine.models.vision.phi3_vision import Phi3Vision
 from engine.models.vision.pixtral import Pixtral
 from engine.models.vision.qwen2_vl import Qwen2VL, Qwen3VL, Qwen25VL
 
@@ -24,6 +25,7 @@ VISION_FAMILIES: dict[str, type[VisionFamily]] = {
     "SmolVLMForConditionalGeneration": Idefics3,
     "InternVLForConditionalGeneration": InternVL,
     "Mistral3ForConditionalGeneration": Pixtral,
+    "Phi3VForCausalLM": Phi3Vision,
     "Qwen2AudioForConditionalGeneration": Qwen2Audio,
     "Qwen2_5OmniModel": Qwen25Omni,
     "Qwen2_5OmniForConditionalGeneration": Qwen25Omni,
@@ -35,6 +37,8 @@ VISION_FAMILIES: dict[str, type[VisionFamily]] = {
     "UltravoxModel": Ultravox,
     "VoxtralForConditionalGeneration": Voxtral,
 }
+#: `model_type` of families that `transformers` doesn't know, which read config.json themselves.
+_OWN_CONFIGS = {"phi3_v"}
 
 
 def find_vision_family(config: dict[str, Any]) -> VisionFamily | None:
@@ -57,6 +61,8 @@ def complete_config(config: dict[str, Any]) -> dict[str, Any]:
     """config.json with the defaults that checkpoints leave out; `transformers` knows them."""
     from transformers import AutoConfig
 
+    if config.get("model_type") in _OWN_CONFIGS:
+        return config
     try:
         if config["model_type"] == "ultravox":
             # `transformers` knows its parts alone.

@@ -14,6 +14,7 @@ from PIL import Image
 from tokenizers import AddedToken
 
 from tests.engine.models import VOCAB, make_tokenizer
+from tests.engine.multimodal import phi3_vision as phi3
 
 IMAGE_TOKEN = "<image>"
 #: Content as a text or as parts.
@@ -385,6 +386,12 @@ def mistral3(folder: Path) -> Any:
     )
 
 
+def phi3_vision(folder: Path, **text: Any) -> Any:
+    """Phi-3-vision: tiles and the whole picture, rows that end with a vector of their own."""
+    tokenizer = tokenizer_with(phi3.TOKEN)
+    return phi3.make(folder, tokenizer, _sizes(tokenizer) | text, VISION)
+
+
 def _pixtral_processor(tokenizer: tf.PreTrainedTokenizerFast, merge: int) -> ImagesProcessor:
     side = {"height": 7 * merge, "width": 7 * merge}
     return ImagesProcessor(
@@ -429,8 +436,20 @@ FAMILIES = {
     "smolvlm": smolvlm,
     "internvl": internvl,
     "internvl_rms": internvl_rms,
+    "phi3_vision": phi3_vision,
     "pixtral": pixtral,
     "mistral3": mistral3,
+}
+
+
+#: What stands for a picture in a prompt, where it isn't `IMAGE_TOKEN`.
+PLACEHOLDERS = {
+    **dict.fromkeys(
+        ("qwen2_vl", "qwen25_vl", "qwen3_vl", "qwen3_vl_moe"),
+        f"<|vision_start|>{IMAGE_TOKEN}<|vision_end|>",
+    ),
+    "gemma3": "<start_of_image>",
+    "phi3_vision": phi3.TOKEN,
 }
 
 

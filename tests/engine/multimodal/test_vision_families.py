@@ -22,7 +22,7 @@ from engine.multimodal.inputs import ANSWERS, PreparedPicture, PrepareRequest
 from engine.multimodal.placeholders import expand_placeholders
 from engine.multimodal.processor import MediaProcessor
 from engine.system.worker_process import WorkerProcess
-from tests.engine.multimodal.models import FAMILIES, IMAGE_TOKEN, expected, picture
+from tests.engine.multimodal.models import FAMILIES, IMAGE_TOKEN, PLACEHOLDERS, expected, picture
 
 NUM_TOKENS = 12
 
@@ -43,8 +43,7 @@ def family(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[Pa
 
 def _prompts(family: str) -> list[dict[str, Any]]:
     """Prompts with none, one and several pictures of many shapes."""
-    image = f"<|vision_start|>{IMAGE_TOKEN}<|vision_end|>" if "qwen" in family else IMAGE_TOKEN
-    image = "<start_of_image>" if family == "gemma3" else image
+    image = PLACEHOLDERS.get(family, IMAGE_TOKEN)
     one, wide, tall = picture(1, 60, 40), picture(2, 100, 30), picture(3, 30, 90)
     return [
         {"prompt": "No picture at all", "multi_modal_data": {"image": []}},
