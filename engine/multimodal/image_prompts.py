@@ -41,7 +41,8 @@ class ImagePrompt(ABC):
         from transformers import AutoConfig, AutoTokenizer
 
         options = {"trust_remote_code": False, "local_files_only": True}
-        self._config = AutoConfig.from_pretrained(str(folder), **options)
+        config = AutoConfig.from_pretrained(str(folder), **options)
+        self._config = getattr(config, "vlm_config", config)
         self._tokenizer = AutoTokenizer.from_pretrained(str(folder), **options)
         self.images = images
         self.image_token_id = int(self._config.image_token_id)

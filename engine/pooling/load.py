@@ -29,7 +29,13 @@ from engine.models.vision.dual_encoder import (
     dual_encoder_spec,
 )
 from engine.models.vision.family import VisionDecoder, VisionFamily, locate_text
-from engine.pooling.heads import ClassifierHeadFactory, HeadReader, dense_module, token_head
+from engine.pooling.heads import (
+    ClassifierHeadFactory,
+    Dense,
+    HeadReader,
+    dense_module,
+    token_head,
+)
 from engine.pooling.pooler import Pooler
 from engine.pooling.pooling_config import PoolingModelConfig
 from engine.quantization.formats.base import CheckpointFormat
@@ -180,6 +186,11 @@ def _pooler(
         return Pooler(
             settings, width, head=maker.head, maker=maker, embedding_size=len(settings.labels)
         )
+    if size := settings.vector_size:
+        name = "embedding_proj_layer"
+        weight = weights.get(f"{name}.weight", (size, width)).float().clone()
+        projection = Dense(weight, weights.get(f"{name}.bias", (size,)).float().clone())
+        return Pooler(settings, width, projection=projection, embedding_size=size)
     dense = [dense_module(module) for module in settings.files.dense]
     size = dense[-1].weight.shape[0] if dense else width
     return Pooler(settings, width, dense=list(dense), embedding_size=size)

@@ -26,6 +26,7 @@ class Pooler:
         head: a classifier's head, [n, hidden] -> [n, labels].
         maker: makes heads for adapters that contain one; None if they can't.
         dense: layers between pooling and normalisation of an embedding.
+        projection: applied to each token's hidden state, in a model for late interaction.
         embedding_size: the size of an embedding before it is truncated.
     """
 
@@ -35,6 +36,7 @@ class Pooler:
     dense: list[Transform] = field(default_factory=list)
     embedding_size: int = 0
     maker: ClassifierHeadFactory | None = None
+    projection: Transform | None = None
 
     def facts(self, spec: ModelSpec) -> PoolingFacts:
         """Return the facts about a model with this spec for the engine core."""
@@ -63,7 +65,7 @@ class Pooler:
         return self._classified((head or self.head)(hidden), params)
 
     def _embedded(self, hidden: Tensor, params: PoolingParams) -> Tensor:
-        vectors = hidden
+        vectors = hidden if self.projection is None else self.projection(hidden)
         # Vectors of single tokens would not be in the same space as a prompt's vector.
         if not params.by_token:
             for layer in self.dense:

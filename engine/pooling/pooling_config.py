@@ -20,6 +20,8 @@ from engine.pooling.sentence_transformers import SentenceFiles, read_sentence_fi
 from engine.text.tokenizer_files import read_object
 
 POOLING_TYPES = ("CLS", "LAST", "MEAN")
+#: Late interaction: a short vector for each token.
+_RETRIEVAL = "ForRetrieval"
 _SEQUENCE, _TOKEN = "ForSequenceClassification", "ForTokenClassification"
 _NO_FILES = SentenceFiles()
 _POOLER_KEYS = ("pooling_type", "normalize", "use_activation", "dimensions")
@@ -42,6 +44,7 @@ class PoolingModelConfig:
         matryoshka: dimensions that embeddings may be truncated to; () for any, None for none.
         dimensions: dimensions of embeddings unless a request says otherwise; None for all.
         files: the settings from sentence-transformers' files.
+        vector_size: size of each token's vector in a model for late interaction; 0 for others.
     """
 
     architecture: str
@@ -55,6 +58,7 @@ class PoolingModelConfig:
     matryoshka: tuple[int, ...] | None = None
     dimensions: int | None = None
     files: SentenceFiles = _NO_FILES
+    vector_size: int = 0
 
     @property
     def max_length(self) -> int | None:
@@ -123,7 +127,7 @@ def _default_convert(architecture: str, files: SentenceFiles) -> str | None:
     bare = architecture.endswith("Model") and not architecture.endswith("LMHeadModel")
     # Some that generate have such names as well: ChatGLMModel, UltravoxModel.
     bare = bare and architecture not in {*native_architectures(), *VISION_FAMILIES}
-    if bare or is_encoder(architecture) or files.pooling_type:
+    if bare or is_encoder(architecture) or files.pooling_type or architecture.endswith(_RETRIEVAL):
         return "embed"
     return None
 
@@ -132,6 +136,18 @@ def _embedder(architecture: str, raw: dict[str, Any], files: SentenceFiles) -> P
     """Return the defaults without sentence-transformers' files: normalized; CLS for encoders,
     LAST for decoders and for encoders of texts and pictures.
     """
+    if architecture.endswith(_RETRIEVAL):
+        size = int(raw.get("embedding_dim", 128))
+        if size < 1:
+            raise ValueError(f"embedding_dim must be at least 1; got {size}")
+        return PoolingModelConfig(
+            architecture=architecture,
+            encoder=False,
+            tasks=("token_embed",),
+            pooling_type="LAST",
+            activation="normalize",
+            vector_size=size,
+        )
     is_dual = architecture in DUAL_ENCODERS
     encoder = is_dual or is_encoder(architecture)
     normalize = files.normalize if files.pooling_type else True

@@ -122,6 +122,18 @@ STANDARD_TOKENS = (
     "mask_token",
 )
 _FLAGS = ("single_word", "lstrip", "rstrip", "normalized")
+#: By `processor_class`, of models that embed a text or a picture: how each is written, which they
+#: were trained with, and no template of theirs says.
+_TEMPLATES = {
+    "ColQwen2Processor": (
+        "{% macro query(text) %}Query: {{ text }}{{ pad_token * 10 }}\n{% endmacro %}"
+        "{% for message in messages %}{% if message['content'] is string %}"
+        "{{ query(message['content']) }}{% else %}{% for part in message['content'] %}"
+        "{% if part['type'] == 'image' %}<|im_start|>user\n<|vision_start|><|image_pad|>"
+        "<|vision_end|>Describe the image.<|im_end|><|endoftext|>"
+        "{% else %}{{ query(part['text']) }}{% endif %}{% endfor %}{% endif %}{% endfor %}"
+    )
+}
 
 
 @dataclass(slots=True)
@@ -154,13 +166,15 @@ def read_settings(folder: Path) -> TokenizerSettings:
             # In old folders special_tokens_map.json says which tokens are special.
             config = config | read_object(folder / "special_tokens_map.json")
         _read_special_tokens(settings, config)
-        processor = str(read_object(folder / "preprocessor_config.json").get("processor_class"))
-        image_token = read_object(folder / PROCESSOR_FILE).get(
-            "image_token", _IMAGE_TOKENS.get(processor)
-        )
+        files = [folder / name for name in ("preprocessor_config.json", PROCESSOR_FILE)]
+        facts = {name: value for path in files for name, value in read_object(path).items()}
+        processor = str(facts.get("processor_class"))
+        image_token = facts.get("image_token", _IMAGE_TOKENS.get(processor))
         if isinstance(image_token, str):
             settings.named_tokens.setdefault("image_token", image_token)
         settings.chat_templates = _read_templates(folder, config)
+        if processor in _TEMPLATES:
+            settings.chat_templates["default"] = _TEMPLATES[processor]
     except (TypeError, ValueError, KeyError, AttributeError) as error:
         raise ModelLoadError(
             f"{config_path} has a malformed entry: {truncate_for_message(error)}.", param="model"

@@ -51,6 +51,9 @@ _TEXT_PREFIXES = (
     ("", "model.language_model."),
     ("", "model.text_model."),
     ("thinker.", "thinker.model."),
+    ("vlm.", "vlm.language_model."),
+    ("vlm.", "vlm.model.language_model."),
+    ("vlm.", "vlm.model."),
 )
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from engine.contract.errors import ModelLoadError
 from engine.models.encoders.encoder import LengthBatches
-from engine.models.families.common import ACTIVATIONS
+from engine.models.families.common import ACTIVATIONS, Config
 from engine.models.layers.linear import FusedLinear, LinearPart
 from engine.models.layers.norm import LayerNorm, Norm, Transform, chain, make_norm
 from engine.models.vision.family import VisionFamily
@@ -34,8 +34,10 @@ class Qwen2VL(VisionFamily):
 
     def load(self, loader: WeightLoader) -> None:
         vision = self.config["vision_config"]
-        self._prefix = (
-            "visual." if "visual.patch_embed.proj.weight" in loader.weights else "model.visual."
+        prefixes = ("visual.", "vlm.visual.", "vlm.model.visual.")
+        self._prefix = next(
+            (name for name in prefixes if f"{name}patch_embed.proj.weight" in loader.weights),
+            "model.visual.",
         )
         self._loader, self._merge = loader, int(vision["spatial_merge_size"])
         self._read_sizes()
@@ -118,6 +120,15 @@ class Qwen2VL(VisionFamily):
         `coordinates`: int64 [n, 2], the row and the column of each patch.
         """
         return (coordinates[:, :, None].float() * self._inverse).flatten(1)
+
+
+class ColQwen2(Qwen2VL):
+    """Qwen2-VL that gives each token a short vector (arXiv 2407.01449), and writes nothing."""
+
+    takes_videos = False
+
+    def __init__(self, config: Config) -> None:
+        super().__init__(config["vlm_config"])
 
 
 class Qwen25VL(Qwen2VL):

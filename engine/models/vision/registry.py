@@ -15,9 +15,10 @@ from engine.models.vision.internvl import InternVL
 from engine.models.vision.llava import Llava, LlavaNext
 from engine.models.vision.phi3_vision import Phi3Vision
 from engine.models.vision.pixtral import Pixtral
-from engine.models.vision.qwen2_vl import Qwen2VL, Qwen3VL, Qwen25VL
+from engine.models.vision.qwen2_vl import ColQwen2, Qwen2VL, Qwen3VL, Qwen25VL
 
 VISION_FAMILIES: dict[str, type[VisionFamily]] = {
+    "ColQwen2ForRetrieval": ColQwen2,
     "LlavaForConditionalGeneration": Llava,
     "LlavaNextForConditionalGeneration": LlavaNext,
     "Gemma3ForConditionalGeneration": Gemma3,

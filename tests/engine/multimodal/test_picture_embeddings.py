@@ -11,6 +11,7 @@ import transformers as tf
 
 from engine import LLM, PoolingParams
 from engine.contract.errors import InvalidRequest
+from tests.engine.multimodal.colqwen2 import expected_vectors, make_colqwen2
 from tests.engine.multimodal.models import FAMILIES, IMAGE_TOKEN, VISION, picture, tokenizer_with
 
 TEXT = {
@@ -112,3 +113,27 @@ def test_families_that_generate_give_vectors_of_prompts_with_pictures(
     assert not torch.allclose(
         torch.tensor(llm.embed(other)[0].outputs.embedding), vector, atol=0.01
     )
+
+
+def test_colqwen2_gives_each_token_of_a_page_or_a_question_its_vector(tmp_path: Path) -> None:
+    model, processor = make_colqwen2(tmp_path)
+    images = [picture(1, 60, 40), picture(2, 30, 90)]
+    expected_rows = [expected_vectors(model, processor, images=[image]) for image in images]
+    expected_rows.append(expected_vectors(model, processor, text=["a cat?"]))
+    query = f"Query: a cat?{'<|endoftext|>' * 10}\n"
+    prompts: list[Any] = [
+        {"prompt": processor.visual_prompt_prefix, "multi_modal_data": {"image": image}}
+        for image in images
+    ] + [query]
+    options: dict[str, Any] = {"dtype": "float32", "num_gpu_blocks_override": 64}
+    for budget in (512, 16):
+        llm = LLM(str(tmp_path), max_num_batched_tokens=budget, **options)
+        for _ in range(2):  # the second time pictures come from the cache
+            results = llm.encode(prompts, pooling_task="token_embed")
+            for result, rows in zip(results, expected_rows, strict=True):
+                assert result.outputs.data.shape == rows.shape == (len(rows), 24)
+                assert torch.allclose(result.outputs.data, rows, atol=2e-4)
+        [alone] = llm.encode(prompts[:1], pooling_task="token_embed")
+        assert torch.allclose(alone.outputs.data, expected_rows[0], atol=2e-4)
+    with pytest.raises(InvalidRequest, match="token_embed"):
+        llm.embed(query)

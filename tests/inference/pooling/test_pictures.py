@@ -11,6 +11,7 @@ import pytest
 import torch
 from PIL import Image
 
+from tests.engine.multimodal.colqwen2 import expected_vectors, make_colqwen2
 from tests.engine.multimodal.models import llava, picture
 from tests.engine.multimodal.test_picture_embeddings import dual_encoder, normalized
 from tests.inference.conftest import Gateway
@@ -86,3 +87,28 @@ async def test_a_chat_with_an_image_is_embedded_and_not_cut(
         refused = await gateway.client.post("/v1/embeddings", body | {"truncate_prompt_tokens": 5})
         assert refused.status == 400
         assert refused.json()["error"]["param"] == "truncate_prompt_tokens"
+
+
+async def test_colqwen2_embeds_pages_and_questions_as_its_processor_writes_them(
+    gateway: Gateway, serve: Serve, folders: dict[str, Path], tmp_path: Path
+) -> None:
+    model, processor = make_colqwen2(tmp_path)
+    folders["col"] = tmp_path
+    image = picture(1, 60, 40)
+    cases: list[tuple[Any, torch.Tensor]] = [
+        (message(image_part(image)), expected_vectors(model, processor, images=[image])),
+        (
+            [{"role": "user", "content": "a cat?"}],
+            expected_vectors(model, processor, text=["a cat?"]),
+        ),
+    ]
+    async with serve("col", dtype="float32", num_gpu_blocks_override=64):
+        for messages, expected_rows in cases:
+            body = {"model": "col", "messages": messages}
+            reply = await gateway.client.post("/pooling", body)
+            assert reply.status == 200, reply.body
+            rows = torch.tensor(reply.json()["data"][0]["data"])
+            assert torch.allclose(rows, expected_rows, atol=2e-4)
+        refused = await gateway.client.post("/v1/embeddings", body)
+        assert refused.status == 400
+        assert "token_embed" in refused.json()["error"]["message"]
