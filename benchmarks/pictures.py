@@ -115,7 +115,7 @@ def load_openvino(folder: Path, tensors: dict[str, Any], dtype: str) -> Callable
 
     tf = _transformers()
     model = tf.AutoModel.from_pretrained(folder, dtype=torch.float32).eval()
-    others = {name: tensor for name, tensor in tensors.items() if name != "pixel_values"}
+    other_tensors = {name: tensor for name, tensor in tensors.items() if name != "pixel_values"}
     pixels = tensors["pixel_values"]
 
     class Tower(torch.nn.Module):
@@ -124,7 +124,7 @@ def load_openvino(folder: Path, tensors: dict[str, Any], dtype: str) -> Callable
             self.model = model
 
         def forward(self, pixel_values: torch.Tensor) -> torch.Tensor:
-            output = self.model.get_image_features(pixel_values=pixel_values, **others)
+            output = self.model.get_image_features(pixel_values=pixel_values, **other_tensors)
             vectors = getattr(output, "pooler_output", output)
             return vectors[0] if isinstance(vectors, tuple | list) else vectors
 
@@ -187,7 +187,7 @@ class Peer:
             raise SystemExit("A peer ended; its error is above.")
         return answer
 
-    def take_turn(self) -> None:
+    def run_turn(self) -> None:
         """Encode pictures for a while."""
         self.seconds.append(float(self._answer("go")))
 
@@ -208,7 +208,7 @@ def compare(shape: str, dtype: str, openvino_python: str) -> None:
         }
         for _ in range(TURNS):
             for peer in peers.values():
-                peer.take_turn()
+                peer.run_turn()
         ours = next(iter(peers.values())).seconds
         for label, peer in peers.items():
             ratios = [theirs / mine for theirs, mine in zip(peer.seconds, ours, strict=True)]

@@ -71,10 +71,10 @@ class Phi3VisionImages:
         """
         (image,) = images
         num_crops = options.get("num_crops", self.num_crops)
-        most = MAX_MEDIA_BYTES // (3 * self.side**2 * 4) - 1
-        if type(num_crops) is not int or not 1 <= num_crops <= most:
+        max_crops = MAX_MEDIA_BYTES // (3 * self.side**2 * 4) - 1
+        if type(num_crops) is not int or not 1 <= num_crops <= max_crops:
             raise InvalidRequest(
-                f"num_crops must be an integer from 1 to {most}; got {num_crops!r}.",
+                f"num_crops must be an integer from 1 to {max_crops}; got {num_crops!r}.",
                 param="mm_processor_kwargs",
             )
         pixels = np.asarray(self._fitted(image, num_crops), dtype=np.float32) / 255
@@ -82,10 +82,10 @@ class Phi3VisionImages:
         _, height, width = pixels.shape
         rows, columns = height // self.side, width // self.side
         tiles = pixels.reshape(3, rows, self.side, columns, self.side).transpose(1, 3, 0, 2, 4)
-        whole = _resized(pixels, self.side)
+        overview = _resized(pixels, self.side)
         tiles = tiles.reshape(-1, 3, self.side, self.side)
         return {
-            "pixel_values": np.concatenate((whole[None], tiles))[None],
+            "pixel_values": np.concatenate((overview[None], tiles))[None],
             "image_sizes": np.array([[height, width]]),
         }
 
@@ -116,15 +116,15 @@ def _resized(pixels: np.ndarray, side: int) -> np.ndarray:
 
 def _cubic_weights(length: int, count: int) -> np.ndarray:
     """float64 [count, length]: how `count` pixels are made of `length`; edges are repeated."""
-    places = (np.arange(count) + 0.5) * (length / count) - 0.5
-    first = np.floor(places).astype(np.int64)
+    positions = (np.arange(count) + 0.5) * (length / count) - 0.5
+    first = np.floor(positions).astype(np.int64)
     weights = np.zeros((count, length))
     for step in range(-1, 3):
-        distance = np.abs(places - (first + step))
+        distance = np.abs(positions - (first + step))
         near = ((_CUBIC + 2) * distance - (_CUBIC + 3)) * distance**2 + 1
         far = ((_CUBIC * distance - 5 * _CUBIC) * distance + 8 * _CUBIC) * distance - 4 * _CUBIC
-        taken = np.clip(first + step, 0, length - 1)
-        np.add.at(weights, (np.arange(count), taken), np.where(distance <= 1, near, far))
+        used = np.clip(first + step, 0, length - 1)
+        np.add.at(weights, (np.arange(count), used), np.where(distance <= 1, near, far))
     return weights
 
 

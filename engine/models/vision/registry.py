@@ -39,7 +39,7 @@ VISION_FAMILIES: dict[str, type[VisionFamily]] = {
     "VoxtralForConditionalGeneration": Voxtral,
 }
 #: `model_type` of families that `transformers` doesn't know, which read config.json themselves.
-_OWN_CONFIGS = {"phi3_v"}
+_UNKNOWN_TO_TRANSFORMERS = {"phi3_v"}
 
 
 def find_vision_family(config: dict[str, Any]) -> VisionFamily | None:
@@ -62,7 +62,7 @@ def complete_config(config: dict[str, Any]) -> dict[str, Any]:
     """config.json with the defaults that checkpoints leave out; `transformers` knows them."""
     from transformers import AutoConfig
 
-    if config.get("model_type") in _OWN_CONFIGS:
+    if config.get("model_type") in _UNKNOWN_TO_TRANSFORMERS:
         return config
     try:
         if config["model_type"] == "ultravox":

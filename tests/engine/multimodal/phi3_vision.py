@@ -135,10 +135,10 @@ class Processor:
         x = functional.pad(x, (0, 0, missing // 2, missing - missing // 2), value=255.0)
         x = x.transpose(1, 2) if tall else x
         x = (x / 255 - torch.tensor(MEAN)[:, None, None]) / torch.tensor(STD)[:, None, None]
-        whole = functional.interpolate(x[None], (self.side, self.side), mode="bicubic")
+        overview = functional.interpolate(x[None], (self.side, self.side), mode="bicubic")
         rows, columns = x.shape[1] // self.side, x.shape[2] // self.side
         tiles = [part for strip in x.chunk(rows, 1) for part in strip.chunk(columns, 2)]
-        return torch.cat((whole, torch.stack(tiles))), rows, columns
+        return torch.cat((overview, torch.stack(tiles))), rows, columns
 
     def num_tokens(self, rows: int, columns: int) -> int:
         """As `calc_num_image_tokens` has it."""

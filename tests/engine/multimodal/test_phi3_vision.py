@@ -53,9 +53,9 @@ def test_numbered_placeholders_stand_for_pictures_in_order(phi3: tuple[Path, Any
     assert list(result.outputs[0].token_ids) == expected(
         model, processor, prompt, pictures, NUM_TOKENS
     )
-    for wrong in ("<|image_2|><|image_1|>", "<|image_1|><|image_1|>", "<|image_0|><|image_1|>"):
+    for invalid in ("<|image_2|><|image_1|>", "<|image_1|><|image_1|>", "<|image_0|><|image_1|>"):
         with pytest.raises(InvalidRequest, match="image_1") as refused:
-            llm.generate({"prompt": wrong, "multi_modal_data": {"image": pictures}}, params)
+            llm.generate({"prompt": invalid, "multi_modal_data": {"image": pictures}}, params)
         assert refused.value.param == "prompt"
 
 

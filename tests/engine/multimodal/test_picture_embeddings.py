@@ -133,7 +133,7 @@ def test_colqwen2_gives_each_token_of_a_page_or_a_question_its_vector(tmp_path: 
             for result, rows in zip(results, expected_rows, strict=True):
                 assert result.outputs.data.shape == rows.shape == (len(rows), 24)
                 assert torch.allclose(result.outputs.data, rows, atol=2e-4)
-        [alone] = llm.encode(prompts[:1], pooling_task="token_embed")
-        assert torch.allclose(alone.outputs.data, expected_rows[0], atol=2e-4)
+        [isolated] = llm.encode(prompts[:1], pooling_task="token_embed")
+        assert torch.allclose(isolated.outputs.data, expected_rows[0], atol=2e-4)
     with pytest.raises(InvalidRequest, match="token_embed"):
         llm.embed(query)
