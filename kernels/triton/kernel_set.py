@@ -26,7 +26,7 @@ from kernels.linear_factory import (
     join_integers,
 )
 from kernels.lora import LoraSlots, LoraTarget
-from kernels.triton.attention import latent_attention, paged_attention
+from kernels.triton.attention import encoder_attention, latent_attention, paged_attention
 from kernels.triton.elementwise import fused_add_rms_norm, gelu_and_mul, rms_norm, silu_and_mul
 from kernels.triton.launch import INTERPRETED, ON_AMD
 from kernels.triton.linear import BatchedHeadLinears, TorchLinear
@@ -219,6 +219,7 @@ class TritonKernels(KernelSet):
     rope_and_cache = staticmethod(rope_and_cache)
     rope_and_cache_mla = staticmethod(rope_and_cache_latents)
     paged_attention = staticmethod(paged_attention)
+    encoder_attention = staticmethod(encoder_attention)
     mla_attention = staticmethod(latent_attention)
     silu_and_mul = staticmethod(silu_and_mul)
     gelu_and_mul = staticmethod(gelu_and_mul)

@@ -228,6 +228,12 @@ def around_latents() -> None:
     )  # fmt: skip
 
 
+def of_encoder(size: int, dtype: torch.dtype = BF16, reach: int = 0) -> None:
+    """Attention of two pictures of 1,024 patches, side by side in a fused product."""
+    q, k, v = empty(2048, 3, 16, size, dtype=dtype).unbind(1)
+    attention.encoder_attention(q, k, v, 1024, reach=reach)
+
+
 CASES: dict[str, Case] = {
     "decode bf16 head 64": lambda: paged(64, 1, size=64),
     "decode bf16 head 128": lambda: paged(64, 1),
@@ -267,6 +273,11 @@ CASES: dict[str, Case] = {
     "batch-invariant attention bf16": lambda: paged(1, 8192, features=True, invariant=True),
     "batch-invariant product bf16": lambda: dense_product(64, BF16),
     "batch-invariant product fp32": lambda: dense_product(64, F32),
+    "encoder bf16 head 64": lambda: of_encoder(64),
+    "encoder bf16 head 72": lambda: of_encoder(72),
+    "encoder bf16 head 80, windows": lambda: of_encoder(80, reach=64),
+    "encoder bf16 head 256": lambda: of_encoder(256),
+    "encoder fp32 head 64": lambda: of_encoder(64, F32),
     "rope bf16": lambda: rotary(BF16, BF16, "none", norms=False, neox=True),
     "rope bf16, norms, e4m3 KV": lambda: rotary(BF16, E4M3, "tensor", norms=True, neox=False),
     "rope bf16, int8 KV": lambda: rotary(BF16, torch.int8, "token", norms=True, neox=True),
@@ -308,6 +319,7 @@ CORE = (
     "latent bf16, 16 heads",
     "latent bf16, 16 heads, prefill",
     "latents: rotation, groups",
+    "encoder bf16 head 72",
     "batch-invariant product bf16",
     "rope bf16, norms, e4m3 KV",
     "norms, gates, merge",

@@ -30,6 +30,7 @@ KERNELS = BASE_KERNELS | {
     "gemm_kernel", "linear_kernel", "shrink_kernel", "expand_kernel",
     "expert_shrink_kernel", "expert_expand_kernel",
     "latent_attention_kernel", "split_latent_attention_kernel",
+    "encoder_attention_kernel",
 }  # fmt: skip
 PERSISTENT = {"split_attention_kernel", "split_latent_attention_kernel"}
 MAX_SPILLED = 64
@@ -67,7 +68,7 @@ def report(*reports: list[str]) -> list[dict]:
 #: The case whose machine code is read.
 FEW_INSTRUCTIONS = "int4 product, 8 rows"
 #: Each kernel with a product of matrices once, by a part of its case's name.
-PRODUCTS = ["decode bf16, e4m3", "prefill", "latent bf16", "product", "lora", "experts"]
+PRODUCTS = ["decode bf16, e4m3", "prefill", "latent bf16", "encoder", "product", "lora", "experts"]
 
 
 @cache
