@@ -113,8 +113,13 @@ VARIABLES: tuple[Variable, ...] = (
         "",
         "`LLM` runs in its caller's process, a served engine in its own",
     ),
-    Variable("VLLM_IMAGE_FETCH_TIMEOUT", "", "media are fetched within 10 s"),
-    Variable("VLLM_MEDIA_LOADING_THREAD_COUNT", "", "processes of gateways prepare media"),
+    Variable("VLLM_IMAGE_FETCH_TIMEOUT", "QUIRE_MEDIA_FETCH_TIMEOUT_S", acts=True),
+    Variable(
+        "VLLM_MEDIA_LOADING_THREAD_COUNT",
+        "QUIRE_MEDIA_FETCH_THREADS",
+        "processes of gateways prepare media",
+        acts=True,
+    ),
     Variable(
         "VLLM_XLA_CACHE_PATH",
         "VLLM_XLA_CACHE_PATH",

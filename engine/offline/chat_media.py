@@ -1,72 +1,93 @@
-"""Images in messages of offline chats, in the formats of vLLM and `transformers`."""
+"""Media in messages of offline chats, in the formats of vLLM and `transformers`."""
 
 from __future__ import annotations
 
 import base64
-from collections.abc import Sequence
+import os
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
 from http.client import HTTPException
 from typing import Any
 from urllib.request import Request, urlopen
 
 from engine.contract.errors import InvalidRequest
 from engine.multimodal.processor import open_image
+from engine.multimodal.video_files import read_video
 
-#: vLLM's default of VLLM_IMAGE_FETCH_TIMEOUT.
-FETCH_TIMEOUT_S = 5.0
+#: vLLM's default, in seconds.
+_FETCH_TIMEOUT = "VLLM_IMAGE_FETCH_TIMEOUT", 5.0
 MAX_FILE_BYTES = 64 << 20
-_IMAGE_FIELDS = ("image_url", "image_pil", "image")
-_OTHER_MEDIA = ("video_url", "video", "audio_url", "input_audio", "image_embeds")
+#: Fields of parts with media -> their kinds.
+_KINDS = {
+    "image_url": "image",
+    "image_pil": "image",
+    "image_embeds": "image",
+    "image": "image",
+    "video_url": "video",
+    "video": "video",
+    "audio_url": "audio",
+    "input_audio": "audio",
+    "audio_embeds": "audio",
+    "audio": "audio",
+}
+#: From a file to what `multi_modal_data` takes.
+_READERS: Mapping[str, Callable[[bytes], Any]] = {
+    "image": open_image,
+    "video": read_video,
+    "audio": bytes,
+}
 
 
-def extract_images(messages: Sequence[Any]) -> tuple[list[Any], list[Any]]:
-    """The messages with their images replaced by parts that templates support, and the images, as
-    PIL images or arrays, in order.
+def extract_media(messages: Sequence[Any]) -> tuple[list[Any], dict[str, list[Any]]]:
+    """The messages with their media replaced by parts that templates support, and these media as
+    `multi_modal_data`.
 
-    Raises `InvalidRequest` for an image that can't be read, and for other media.
+    Raises `InvalidRequest` for media that can't be read.
     """
-    images: list[Any] = []
+    media: defaultdict[str, list[Any]] = defaultdict(list)
     replaced = [
-        {**message, "content": [_extract_part(part, images) for part in message["content"]]}
+        {**message, "content": [_extract_part(part, media) for part in message["content"]]}
         if isinstance(message, dict) and isinstance(message.get("content"), list)
         else message
         for message in messages
     ]
-    return replaced, images
+    return replaced, dict(media)
 
 
-def _extract_part(part: Any, images: list[Any]) -> Any:
+def _extract_part(part: Any, media: defaultdict[str, list[Any]]) -> Any:
     if not isinstance(part, dict):
         return part
-    if any(part.get(name) is not None for name in _OTHER_MEDIA):
-        raise InvalidRequest(
-            "Messages of offline chats may hold text and images: pass videos and audio to "
-            "generate() as multi_modal_data.",
-            param="messages",
-        )
-    value = next((part[name] for name in _IMAGE_FIELDS if part.get(name) is not None), None)
-    if value is None:
+    if part.get("thinking") is not None:
+        return {"type": "text", "text": part["thinking"]}
+    name = next((name for name in _KINDS if part.get(name) is not None), None)
+    if name is None:
         return part
-    if isinstance(value, dict):
+    value, kind = part[name], _KINDS[name]
+    if isinstance(value, dict) and name == "input_audio":
+        value = f"data:;base64,{value.get('data')}"
+    elif isinstance(value, dict) and name.endswith("_url"):
         value = value.get("url")
-    images.append(open_image(_read(value)) if isinstance(value, str) else value)
-    return {"type": "image"}
+    media[kind].append(_READERS[kind](_read(value, kind)) if isinstance(value, str) else value)
+    return {"type": kind}
 
 
-def _read(url: str) -> bytes:
+def _read(url: str, kind: str) -> bytes:
     """The content of a `data:` or http address. Raises `InvalidRequest`."""
+    variable, default = _FETCH_TIMEOUT
     try:
         if url.startswith("data:"):
             return base64.b64decode(url.partition(",")[2], validate=True)
         if not url.startswith(("http://", "https://")):
             raise InvalidRequest(
-                "An image's address must begin with data:, http:// or https://. Open files "
+                f"The address of an {kind} must begin with data:, http:// or https://. Open files "
                 "yourself, and pass PIL images as image_pil.",
                 param="messages",
             )
-        with urlopen(Request(url), timeout=FETCH_TIMEOUT_S) as answer:  # noqa: S310
+        timeout_s = float(os.environ.get(variable) or default)
+        with urlopen(Request(url), timeout=timeout_s) as answer:  # noqa: S310
             data: bytes = answer.read(MAX_FILE_BYTES + 1)
     except (OSError, HTTPException, ValueError) as error:
-        raise InvalidRequest(f"The image can't be read: {error}", param="messages") from error
+        raise InvalidRequest(f"The {kind} can't be read: {error}", param="messages") from error
     if len(data) > MAX_FILE_BYTES:
-        raise InvalidRequest(f"The image has over {MAX_FILE_BYTES} bytes.", param="messages")
+        raise InvalidRequest(f"The {kind} has over {MAX_FILE_BYTES} bytes.", param="messages")
     return data

@@ -272,10 +272,14 @@ def _with_audios(
     """A prompt whose placeholders expand to the tokens of their audio."""
     data = _audios(prompt)
     # A list of numbers is one audio, too.
-    audios = data if isinstance(data, list) and not all(map(np.isscalar, data)) else [data]
+    numbers = int | float | np.number
+    is_list = isinstance(data, list) and not all(isinstance(entry, numbers) for entry in data)
+    audios = data if is_list else [data]
     media = tuple(
         processor.prepare_embeds(audio.detach().float().cpu().numpy())
         if isinstance(audio, Tensor) and audio.dim() == 2
+        else processor.prepare_file(audio)
+        if isinstance(audio, bytes)
         else processor.prepare(audio)
         for audio in audios
     )
@@ -410,12 +414,14 @@ def _videos(values: Any) -> list[Video]:
     if values is None:
         return []
     is_list = isinstance(values, list) and all(
-        isinstance(value, list | tuple) or np.ndim(value) == 4 for value in values
+        isinstance(value, list | tuple | Video) or np.ndim(value) == 4 for value in values
     )
     return [_video(value) for value in (values if is_list else [values])]
 
 
 def _video(value: Any) -> Video:
+    if isinstance(value, Video):
+        return value
     metadata: Any = {}
     if isinstance(value, tuple) and len(value) == 2 and isinstance(value[1], dict):
         value, metadata = value

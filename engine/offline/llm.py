@@ -12,7 +12,7 @@ from engine.contract.lora import spread_lora_requests, to_adapter_refs
 from engine.contract.sampling_params import SamplingParams
 from engine.offline.base import UseTqdm, progress
 from engine.offline.beam_search import BeamSearchMethods
-from engine.offline.chat_media import extract_images
+from engine.offline.chat_media import extract_media
 from engine.offline.engine_args import EngineArgs, offline_config
 from engine.offline.failures import check_failures
 from engine.offline.inputs import Prompt, TokenPrompt, as_list, tokenize_prompt
@@ -244,11 +244,11 @@ class LLM(PoolingMethods, BeamSearchMethods):
         refs = to_adapter_refs(lora_request, len(conversations))
         for conversation, ref in zip(conversations, refs, strict=True):
             tokenizer = self.llm_engine.tokenizer_of(ref) or base
-            chat, images = extract_images(conversation)
+            chat, media = extract_media(conversation)
             ids = render_chat(tokenizer, chat, **options)
             text = tokenizer.decode(ids, skip_special_tokens=False)
             prompt: dict[str, Any] = {"prompt_token_ids": ids, "prompt": text}
-            prompts.append(prompt | {"multi_modal_data": {"image": images}} if images else prompt)
+            prompts.append(prompt | {"multi_modal_data": media} if media else prompt)
         return prompts
 
     def save_quantized(self, path: str | Path) -> list[Path]:

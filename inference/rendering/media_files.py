@@ -18,8 +18,6 @@ from engine.contract.errors import InvalidRequest
 from inference.rendering.media_sources import MediaSource
 from storage.blobs import open_blob
 
-FETCH_TIMEOUT_S = 10.0
-
 
 def read_source(source: MediaSource, max_bytes: int | None = None) -> tuple[bytes, bytes]:
     """Return a medium's file and its sha256. Raises `InvalidRequest`.
@@ -41,7 +39,7 @@ def read_source(source: MediaSource, max_bytes: int | None = None) -> tuple[byte
             data = fetch(
                 source.url,
                 max_bytes=limit,
-                timeout_s=FETCH_TIMEOUT_S,
+                timeout_s=settings.QUIRE.media_fetch_timeout_s,
                 param=source.param,
                 hosts=settings.QUIRE.allowed_media_domains,
             )

@@ -40,8 +40,8 @@ from inference.schemas.chat import ChatRequest
 from metering.media import admit_media, charge_media
 from tenants.authentication import Caller
 
-#: Number of processes that decode media, and of threads that fetch them.
-NUM_WORKERS, NUM_FETCHERS = 2, 8
+#: Number of processes that decode media.
+NUM_WORKERS = 2
 #: Seconds for one image, video or document, after which its process is killed.
 PREPARE_TIMEOUTS_S = {"image": 20.0, "audio": 20.0, "video": 60.0, "document": 60.0}
 #: The same for an audio file, which may be hours long.
@@ -86,7 +86,8 @@ class MediaPool:
     """Fetches and decodes media off the event loop, shared fairly between tenants."""
 
     def __init__(self) -> None:
-        self._fetchers = FairThreadPool(NUM_FETCHERS, "quire-fetch", "images")
+        num_fetchers = settings.QUIRE.media_fetch_threads
+        self._fetchers = FairThreadPool(num_fetchers, "quire-fetch", "images")
         self._preparers = FairThreadPool(NUM_WORKERS, "quire-media", "images")
         self._worker = threading.local()
         #: Least recently used first. Keyed by tenant: response times must not reveal what other

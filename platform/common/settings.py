@@ -435,6 +435,12 @@ class QuireSettings(BaseSettings):
     allowed_media_domains: Words = _limits(
         (), description="The only hosts that images are fetched from. Default: all public ones."
     )
+    media_fetch_timeout_s: float = _limits(
+        10.0, gt=0, le=600, description="Seconds within which media must be fetched."
+    )
+    media_fetch_threads: int = _limits(
+        8, ge=1, le=256, description="Media that a gateway process fetches at a time."
+    )
     allowed_local_media_path: Directory | None = _limits(
         None, description="Directory whose images requests may name by `file:` addresses."
     )

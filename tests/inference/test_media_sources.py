@@ -19,7 +19,7 @@ from engine.contract.errors import InvalidRequest
 from engine.contract.messages import ModelInfo
 from engine.multimodal.inputs import Refusal, folder_version
 from engine.multimodal.processor import MediaProcessor
-from inference.rendering import media_pool
+from inference.rendering import media_files, media_pool
 from inference.rendering.media_files import read_source
 from inference.rendering.media_pool import MediaOptions, MediaPool
 from inference.rendering.media_sources import MediaSource, find_media
@@ -115,6 +115,22 @@ def test_only_allowed_hosts_are_asked() -> None:
             hosts=("a.example",),
         )
     assert refused.value.param == "messages[0].content[0]"
+
+
+def test_media_are_fetched_within_the_operators_time(
+    monkeypatch: pytest.MonkeyPatch, settings: Any
+) -> None:
+    settings.QUIRE = settings.QUIRE.replace(media_fetch_timeout_s=0.5, media_fetch_threads=3)
+    seconds = []
+
+    def fetch_nothing(url: str, *, timeout_s: float, **options: Any) -> bytes:
+        seconds.append(timeout_s)
+        return b"picture"
+
+    monkeypatch.setattr(media_files, "fetch", fetch_nothing)
+    assert read("https://a.example/x.png") == b"picture"
+    assert seconds == [0.5]
+    assert MediaPool()._fetchers._threads._max_workers == 3
 
 
 def test_prepared_pictures_follow_a_changed_model_folder(tmp_path: Path) -> None:

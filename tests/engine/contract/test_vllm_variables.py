@@ -53,10 +53,14 @@ def test_variables_of_ours_follow_unless_they_are_set() -> None:
         "VLLM_API_KEY": "token-abc123",
         "VLLM_LOGGING_LEVEL": "DEBUG",
         "QUIRE_LOG_LEVEL": "ERROR",
+        "VLLM_IMAGE_FETCH_TIMEOUT": "20",
+        "VLLM_MEDIA_LOADING_THREAD_COUNT": "4",
     }
     use_vllm_variables(environment)
     assert environment["QUIRE_API_KEYS"] == "token-abc123"
     assert environment["QUIRE_LOG_LEVEL"] == "ERROR"
+    assert environment["QUIRE_MEDIA_FETCH_TIMEOUT_S"] == "20"
+    assert environment["QUIRE_MEDIA_FETCH_THREADS"] == "4"
 
 
 def test_plugins_are_selected_by_either_name(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from engine.contract.errors import InvalidRequest
 from engine.multimodal.audio import SAMPLE_RATE
 from engine.multimodal.audio_prompts import AudioProcessor
 from engine.multimodal.inputs import ANSWERS, PrepareRequest
+from engine.multimodal.sound_files import decode_sound
 from engine.system.worker_process import WorkerProcess
 from tests.e2e.test_speech import wav
 from tests.engine.multimodal.models import CHAT_TEMPLATE, tokenizer_with
@@ -112,6 +114,27 @@ def test_tokens_equal_those_of_transformers(
         assert [result.outputs[0].token_ids for result in results] == expected
     assert results[0].num_cached_tokens
     llm.llm_engine.core.check_integrity()
+
+
+def test_offline_chats_hear_all_of_their_parts(
+    qwen2_audio: tuple[Path, list[list[int]]],
+) -> None:
+    llm = LLM(str(qwen2_audio[0]), dtype="float32", num_gpu_blocks_override=256, block_size=16)
+    sampling = SamplingParams(temperature=0, max_tokens=NUM_TOKENS, ignore_eos=True)
+    file = wav(sound(2, 0.31))
+    data = base64.b64encode(file).decode()
+    parts: list[dict[str, Any]] = [
+        {"type": "input_audio", "input_audio": {"data": data, "format": "wav"}},
+        {"type": "audio_url", "audio_url": {"url": f"data:audio/wav;base64,{data}"}},
+        {"audio_url": f"data:audio/wav;base64,{data}"},
+        {"type": "audio", "audio": np.concatenate(list(decode_sound(file)))},
+    ]
+    chats: list[Any] = [[{"role": "user", "content": [part]}] for part in parts]
+    results = llm.chat(chats, sampling, use_tqdm=False)
+    tokens = [list(result.outputs[0].token_ids) for result in results]
+    assert tokens == [tokens[0]] * len(parts)
+    with pytest.raises(InvalidRequest):
+        llm.chat([{"role": "user", "content": [{"audio_url": "data:;base64,AAAA"}]}], sampling)
 
 
 def test_other_sound_in_the_same_prompt_is_no_hit(

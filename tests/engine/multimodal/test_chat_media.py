@@ -1,0 +1,82 @@
+"""Media in messages of offline chats, in each of their parts."""
+
+from __future__ import annotations
+
+import base64
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from engine import LLM, SamplingParams
+from engine.contract.errors import InvalidRequest
+from engine.multimodal.processor import MediaProcessor
+from engine.multimodal.video_files import read_video
+from engine.offline import chat_media
+from engine.offline.chat_media import extract_media
+from tests.engine.multimodal.models import FAMILIES, picture
+from tests.engine.multimodal.test_videos import encoded
+
+PARAMS = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)
+
+
+def answers(llm: LLM, *parts: dict[str, Any]) -> list[list[int]]:
+    """One chat for each part, with the same question."""
+    chats: list[Any] = [
+        [{"role": "user", "content": [part, {"type": "text", "text": "What?"}]}] for part in parts
+    ]
+    results = llm.chat(chats, PARAMS, use_tqdm=False)
+    return [list(result.outputs[0].token_ids) for result in results]
+
+
+def test_videos_and_vectors_are_seen_in_all_of_their_parts(tmp_path: Path) -> None:
+    FAMILIES["qwen2_vl"](tmp_path)
+    llm = LLM(
+        str(tmp_path), dtype="float32", num_gpu_blocks_override=256, enable_prompt_embeds=True
+    )
+    file = encoded("mp4", "mpeg4", count=6)
+    url = f"data:video/mp4;base64,{base64.b64encode(file).decode()}"
+    frames = read_video(file).frames
+    tokens = answers(
+        llm,
+        {"type": "video_url", "video_url": {"url": url}},
+        {"video_url": url},
+        {"type": "video", "video": url},
+        {"type": "video", "video": (frames, {"fps": 10})},
+    )
+    assert tokens == [tokens[0]] * 4
+    prepared = MediaProcessor(tmp_path).prepare(picture(1, 84, 56))
+    core: Any = llm.llm_engine.core
+    vectors = core.executor.worker.loaded.model.encode("image", prepared.tensors)
+    grid = torch.tensor(prepared.tensors["image_grid_thw"])
+    embeds = {"image_embeds": vectors, "image_grid_thw": grid}
+    tokens = answers(
+        llm,
+        {"type": "image_pil", "image_pil": picture(1, 84, 56)},
+        {"type": "image_embeds", "image_embeds": embeds},
+    )
+    assert tokens[0] == tokens[1]
+
+
+def test_thinking_is_text() -> None:
+    message = {"role": "assistant", "content": [{"type": "thinking", "thinking": "Hm."}]}
+    messages, media = extract_media([message])
+    assert messages == [{"role": "assistant", "content": [{"type": "text", "text": "Hm."}]}]
+    assert media == {}
+
+
+def test_media_are_fetched_within_the_operators_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    seconds = []
+
+    def refuse(request: Any, timeout: float) -> Any:
+        seconds.append(timeout)
+        raise OSError("unreachable")
+
+    monkeypatch.setattr(chat_media, "urlopen", refuse)
+    for value in ("", "0.5"):
+        monkeypatch.setenv("VLLM_IMAGE_FETCH_TIMEOUT", value)
+        message = {"role": "user", "content": [{"image_url": "http://127.0.0.1/a.png"}]}
+        with pytest.raises(InvalidRequest, match="unreachable"):
+            extract_media([message])
+    assert seconds == [5.0, 0.5]
