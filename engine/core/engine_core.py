@@ -4,11 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections import deque
 from collections.abc import Callable, Collection, Mapping
-from concurrent.futures import Future
-from dataclasses import dataclass
-from functools import partial
 
 import msgspec
 from torch import Tensor
@@ -39,14 +35,14 @@ from engine.core.kv_admission import KVAdmission
 from engine.core.output_processor import OutputProcessor
 from engine.core.request_admission import WAIT_S, RequestAdmission
 from engine.core.stats import EngineStatsCollector, make_request_spans
-from engine.executor.abstract import StepFuture
+from engine.core.steps_in_flight import StepInFlight, StepsInFlight
 from engine.executor.multiproc_executor import make_executor
 from engine.kv_transfer.base import KVConnectorBase, KVLoadError
 from engine.kv_transfer.event_publisher import make_event_publisher
 from engine.lora.adapter_cache import AdapterManager
 from engine.lora.admission import AdapterAdmission
 from engine.multimodal.inputs import MediaTensors, decode_tensors
-from engine.scheduler import GrammarOutput, Request, Scheduler, Sequence, StepPlan, StepResult
+from engine.scheduler import Request, Scheduler, Sequence
 from engine.scheduler.encoder_cache import EncoderItem, encoder_key
 from engine.scheduler.plan import EncoderInput
 from engine.scheduler.prefill_budget import PrefillLimits, PrefillPace
@@ -55,21 +51,6 @@ from engine.structured_output.manager import StructuredOutputManager
 from engine.text.tokenizer import load_tokenizer
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(slots=True)
-class StepInFlight:
-    """A step that was started and whose result hasn't been processed.
-
-    Attributes:
-        scheduled: the plan's sequences, in its order.
-        bitmask: the tokens that grammars allow; None: not computed yet, or not needed.
-    """
-
-    plan: StepPlan
-    scheduled: list[Sequence]
-    result: StepFuture
-    bitmask: Future[GrammarOutput] | None = None
 
 
 class EngineCore:
@@ -126,12 +107,13 @@ class EngineCore:
         )
         self._kv_admission = KVAdmission(self.scheduler.cached_prefix)
         self._request_admission = RequestAdmission(
-            self._adapter_admission, self.structured, self._kv_admission
-        )
-        #: Each rank of an external launcher plans its own steps. All must make the same plan, or
-        #: they would generate different tokens.
-        self._plans_alike = (
-            config.world_size > 1 and config.distributed_executor_backend == "external_launcher"
+            self._adapter_admission,
+            self.structured,
+            self._kv_admission,
+            # Each rank of an external launcher plans its own steps. All must make the same plan,
+            # or they would generate different tokens.
+            waits_for_all=config.world_size > 1
+            and config.distributed_executor_backend == "external_launcher",
         )
         self._counters = EngineStatsCollector(self.scheduler)
         self._outputs = OutputProcessor(
@@ -160,7 +142,9 @@ class EngineCore:
         self.prefill_pace: PrefillPace | None = None
         #: Called before each step with the sequences of all steps in flight then.
         self.on_step_start: Callable[[list[Sequence]], None] | None = None
-        self._steps_in_flight: deque[StepInFlight] = deque()
+        self._steps_in_flight = StepsInFlight(
+            executor, self.structured, overlaps=self.max_in_flight > 0, pipelined=pipelined
+        )
         self._event_publisher = make_event_publisher(config)
         if self._event_publisher is not None:
             self.scheduler.kv.record_events()
@@ -359,12 +343,10 @@ class EngineCore:
         if self.on_step_start is not None:
             self.on_step_start([*self.sequences_in_flight, *scheduled])
         if scheduled:
-            bitmask = self._start_bitmask(plan)
-            step = StepInFlight(plan, scheduled, self._execute(plan), bitmask)
-            self._steps_in_flight.append(step)
+            self._steps_in_flight.start(plan, scheduled)
         else:
             # The steps in flight write the blocks that it saves, unless one of them fails.
-            if plan.kv_meta and any(step.result.exception() for step in self._steps_in_flight):
+            if plan.kv_meta and self._steps_in_flight.wait_until_failed():
                 plan.kv_meta = b""
             self.executor.apply_plan(plan)
             if not self._steps_in_flight:
@@ -386,70 +368,28 @@ class EngineCore:
     @property
     def sequences_in_flight(self) -> list[Sequence]:
         """Sequences of the steps whose results haven't been processed."""
-        return [sequence for step in self._steps_in_flight for sequence in step.scheduled]
-
-    def _start_bitmask(self, plan: StepPlan) -> Future[GrammarOutput] | None:
-        """Start computing a new step's bitmask. With a step in flight it must wait for that step's
-        tokens.
-        """
-        if not self.structured.needs_bitmask:
-            return None
-        if self._steps_in_flight and not self._pipelined:
-            plan.awaits_bitmask = True
-            return None
-        bitmask = self._make_bitmask(plan)
-        plan.awaits_bitmask = bitmask is not None
-        return bitmask
-
-    def _make_bitmask(self, plan: StepPlan) -> Future[GrammarOutput] | None:
-        """Compute a step's bitmask in another thread, and send it to the executor."""
-        bitmask = self.structured.start_bitmask(plan)
-        if bitmask is not None:
-            bitmask.add_done_callback(partial(_send_bitmask, self.executor.send_bitmask, plan.step))
-        return bitmask
-
-    def _execute(self, plan: StepPlan) -> StepFuture:
-        """The step's result; with async scheduling it's still pending."""
-        if self.max_in_flight:
-            return self.executor.execute_async(plan)
-        result: Future[StepResult] = Future()
-        try:
-            result.set_result(self.executor.execute(plan))
-        except Exception as error:  # `_recover` rolls the step back
-            result.set_exception(error)
-        return result
+        return self._steps_in_flight.sequences
 
     def _process_steps(self, max_in_flight: int) -> list[TokenDelta]:
         """Process the oldest steps until no more than `max_in_flight` are in flight."""
         deltas: list[TokenDelta] = []
         while len(self._steps_in_flight) > max_in_flight:
-            step = self._steps_in_flight[0]
+            step = self._steps_in_flight.oldest
             try:
-                result = step.result.result()
+                result, bitmask = self._steps_in_flight.pop_oldest()
             except Exception as error:
                 return deltas + self._recover(step, error)
-            # Not earlier: if the wait is interrupted, the step must remain for the next call.
-            self._steps_in_flight.popleft()
-            bitmask = None if step.bitmask is None else step.bitmask.result()
             if self.drafter is not None:
                 self.drafter.record_tracking(result.tracking_seconds)
             self._counters.record_model_time(step.scheduled, result)
             deltas += self._outputs.process_outputs(step.plan, step.scheduled, result, bitmask)
-            for later in self._steps_in_flight:
-                if later.plan.awaits_bitmask and not self._pipelined:
-                    later.bitmask = self._make_bitmask(later.plan)
-                    if later.bitmask is None:
-                        self.executor.send_bitmask(GrammarOutput(later.plan.step))
+            self._steps_in_flight.start_late_bitmasks()
         return deltas
 
     def _admit_ready(self) -> list[TokenDelta]:
         """Queue the requests whose prerequisites are ready; reject those that can't be served."""
         deltas: list[TokenDelta] = []
-        for request, error in (
-            self._wait_for_all()
-            if self._plans_alike
-            else self._request_admission.poll_ready(self._is_idle)
-        ):
+        for request, error in self._request_admission.poll_ready(self._is_idle):
             if error is None:
                 self._queue(request)
                 continue
@@ -457,15 +397,6 @@ class EngineCore:
                 if not sequence.finished:  # a search's beams end together
                     deltas += self._outputs.reject(sequence, error)
         return deltas
-
-    def _wait_for_all(self) -> list[tuple[Request, QuireError | None]]:
-        """Wait for everything that is being compiled or loaded; the requests in order of
-        arrival.
-        """
-        ready = list(self._request_admission.poll_ready(lambda: True))
-        while self.structured.has_pending or any(self.adapters.loading_adapters):
-            ready += self._request_admission.poll_ready(lambda: True)
-        return sorted(ready, key=lambda entry: entry[0].sequences[0].seq_id)
 
     def _is_idle(self) -> bool:
         """Whether there is nothing to run."""
@@ -476,13 +407,8 @@ class EngineCore:
         log.error(
             "Step %d failed with %d sequences", step.plan.step, len(step.scheduled), exc_info=error
         )
-        failed = list(self._steps_in_flight)
-        self._steps_in_flight.clear()
-        for failed_step in failed:
-            # Wait for them: they must not run concurrently with the next step.
-            failed_step.result.exception()
-            if failed_step.bitmask is not None:
-                failed_step.bitmask.exception()
+        # Wait for all of them: they must not run concurrently with the next step.
+        failed = self._steps_in_flight.pop_all()
         self.executor.resume()
         self.scheduler.roll_back(
             *((failed_step.plan, failed_step.scheduled) for failed_step in failed)
@@ -643,11 +569,3 @@ class EngineCore:
                 failures = stats.kv_tier_failures_total
                 failures["late"] = failures.get("late", 0) + self._kv_admission.num_late
         return stats
-
-
-def _send_bitmask(
-    send: Callable[[GrammarOutput], None], step: int, bitmask: Future[GrammarOutput]
-) -> None:
-    """Send a step its bitmask, or the error that computing it raised."""
-    error = bitmask.exception()
-    send(bitmask.result() if error is None else GrammarOutput(step, failure=f"Masks: {error!r}"))

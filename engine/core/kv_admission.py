@@ -45,6 +45,8 @@ class KVAdmission:
     def has_pending(self) -> bool:
         return bool(self._waiting)
 
+    is_preparing = has_pending
+
     def admit(self, request: Request) -> bool:
         if self.connector is None:
             return True

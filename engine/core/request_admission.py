@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Protocol
 
 from engine.contract.errors import EnginePaused, QuireError
@@ -50,6 +50,10 @@ class AdmissionGate(Protocol):
     def has_pending(self) -> bool:
         """Whether `poll_ready` may return something."""
 
+    @property
+    def is_preparing(self) -> bool:
+        """Whether a request's wait ends without a further step: something is being loaded."""
+
     def admit(self, request: Request) -> bool:
         """Admit a request; False if it must wait: its sequences are `WAITING_FOR_ADMISSION` then.
 
@@ -64,10 +68,14 @@ class AdmissionGate(Protocol):
 
 
 class RequestAdmission:
-    """Passes requests through one gate after the other, in order."""
+    """Passes requests through one gate after the other, in order.
 
-    def __init__(self, *prerequisites: AdmissionGate) -> None:
-        self._prerequisites = prerequisites
+    `waits_for_all`: whatever is being prepared is waited for, and requests pass in the order of
+    their arrival, so that who goes first doesn't depend on time.
+    """
+
+    def __init__(self, *prerequisites: AdmissionGate, waits_for_all: bool = False) -> None:
+        self._prerequisites, self._waits_for_all = prerequisites, waits_for_all
 
     @property
     def num_waiting(self) -> int:
@@ -83,11 +91,19 @@ class RequestAdmission:
         """Whether a new request needn't wait at all. Raises as `AdmissionGate.admit`."""
         return _pass_gates(request, self._prerequisites)
 
-    def poll_ready(self, idle: Callable[[], bool]) -> Iterator[tuple[Request, QuireError | None]]:
+    def poll_ready(self, idle: Callable[[], bool]) -> Iterable[tuple[Request, QuireError | None]]:
         """Requests that have passed all gates, and the errors of those that can't be served.
 
         `idle`: tells whether there is nothing else to do; then it waits a little for the first.
         """
+        if not self._waits_for_all:
+            return self._poll(idle)
+        ready = list(self._poll(lambda: True))
+        while any(prerequisite.is_preparing for prerequisite in self._prerequisites):
+            ready += self._poll(lambda: True)
+        return sorted(ready, key=lambda entry: entry[0].sequences[0].seq_id)
+
+    def _poll(self, idle: Callable[[], bool]) -> Iterator[tuple[Request, QuireError | None]]:
         for index, prerequisite in enumerate(self._prerequisites):
             if not prerequisite.has_pending:
                 continue

@@ -44,6 +44,10 @@ class AdapterAdmission:
     def has_pending(self) -> bool:
         return self._pool.has_pending
 
+    @property
+    def is_preparing(self) -> bool:
+        return any(self._pool.loading_adapters)  # others wait for a free place
+
     def admit(self, request: Request) -> bool:
         request.vocab_size = self._adapter_vocab_size(request.message) or 0
         return self._pool.admit(request)

@@ -61,6 +61,8 @@ class StructuredOutputManager:
         """Whether `poll_ready` may return something."""
         return bool(self._waiting)
 
+    is_preparing = has_pending
+
     def admit(self, request: Request) -> bool:
         """Assign a grammar to a new request's sequences; False if it must be compiled first.
 

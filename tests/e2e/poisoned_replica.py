@@ -12,7 +12,7 @@ import sys
 from typing import Any
 
 import engine.serving.__main__ as serving  # first: the collector rests while it's imported
-from engine.core.engine_core import EngineCore
+from engine.core.steps_in_flight import StepsInFlight
 from engine.scheduler import StepPlan
 
 POISON = 66613
@@ -20,18 +20,18 @@ POISON = 66613
 
 def poison() -> None:
     """Have the engine die of it."""
-    execute = EngineCore._execute
+    execute = StepsInFlight._execute
     poisoned: set[int] = set()
 
-    def deadly(core: EngineCore, plan: StepPlan) -> Any:
+    def deadly(steps: StepsInFlight, plan: StepPlan) -> Any:
         poisoned.update(new.seq_id for new in plan.new if new.sampling.seed == POISON)
         if poisoned.intersection(plan.seq_ids):
             with open(os.environ["QUIRE_TEST_DEATHS"], "a", encoding="utf-8") as deaths:
                 deaths.write(f"{len(plan.seq_ids)}\n")
             os.kill(os.getpid(), signal.SIGSEGV)
-        return execute(core, plan)
+        return execute(steps, plan)
 
-    EngineCore._execute = deadly  # type: ignore[assignment,method-assign]
+    StepsInFlight._execute = deadly  # type: ignore[assignment,method-assign]
 
 
 if __name__ == "__main__":
