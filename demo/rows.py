@@ -1,4 +1,4 @@
-"""Packs tokenised conversations into rows of one length, each kept apart by its own attention."""
+"""Packs tokenized conversations into rows of one length, each kept apart by its own attention."""
 
 from __future__ import annotations
 

@@ -127,7 +127,7 @@ ALLOWED = {
     "platform/storage/playground_document.py:at": "a JSON field of stored documents",
     "platform/storage/playground_document.py:beside": "a JSON field of stored documents",
     "platform/tenants/models.py:at": "a column",
-    "tests/inference/test_blame.py:held": "a field of a message",
+    "tests/inference/test_crash_attribution.py:held": "a field of a message",
     "tests/kernels/attention/test_backends.py:window_left": "flashinfer's parameter",
     "tests/platform/test_audit_retention.py:at": "a column",
 }

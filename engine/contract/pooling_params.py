@@ -135,7 +135,7 @@ class PoolingParams(msgspec.Struct, omit_defaults=True, kw_only=True):
         use_activation: normalise an embedding, or apply softmax or sigmoid to logits; None: as the
             model's configuration says.
         truncate_prompt_tokens: keep this many of the prompt's first tokens; -1: the model's
-            context. Applied when text is tokenised, not by the engine.
+            context. Applied when text is tokenized, not by the engine.
         second_segment: the first token of a pair's second part, for models that distinguish the two
             by token types; 0: there is none.
         align_from: with "align", the first token that is aligned.

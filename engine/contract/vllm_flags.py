@@ -311,7 +311,7 @@ NEWER: tuple[VllmFlag, ...] = (
     restricted_flag(
         "shutdown_timeout", float, (), "QUIRE_DRAIN_SECONDS says how long requests may go on."
     ),
-    ignored_flag("renderer_num_workers", int, "gateways tokenise, in threads of their own."),
+    ignored_flag("renderer_num_workers", int, "gateways tokenize, in threads of their own."),
     restricted_flag("numa_bind", bool, (False,), "cpu_threads_bind says where threads run."),
     restricted_flag(
         "kv_sharing_fast_prefill", bool, (False,), "each layer computes all of a prompt."
@@ -527,10 +527,10 @@ _OF_THE_MANUAL: tuple[VllmFlag, ...] = (
         int,
         "CUDA graphs are captured for numbers of tokens, of any context.",
     ),
-    ignored_flag("tokenizer_pool_size", int, "gateways tokenise, in threads of their own."),
-    ignored_flag("tokenizer_pool_type", str, "gateways tokenise, in threads of their own."),
+    ignored_flag("tokenizer_pool_size", int, "gateways tokenize, in threads of their own."),
+    ignored_flag("tokenizer_pool_type", str, "gateways tokenize, in threads of their own."),
     ignored_flag(
-        "tokenizer_pool_extra_config", dict, "gateways tokenise, in threads of their own."
+        "tokenizer_pool_extra_config", dict, "gateways tokenize, in threads of their own."
     ),
     ignored_flag(
         "lora_extra_vocab_size",

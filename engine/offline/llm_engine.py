@@ -167,7 +167,7 @@ class LLMEngine:
         priority: int,
         arrival_time: float | None = None,
     ) -> RequestOutputCollector:
-        """Queue a tokenised prompt. An output that doesn't fit the context ends there
+        """Queue a tokenized prompt. An output that doesn't fit the context ends there
         ("length").
         """
         longest = self.core.facts.max_model_len

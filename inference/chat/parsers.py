@@ -202,7 +202,7 @@ def _unknown_parser(setting: str, name: str, param: str) -> UnsupportedField:
 
 
 def _special_token_ids(tokenizer: Tokenizer, markers: list[str]) -> frozenset[int]:
-    """Ids of the markers that are special tokens, which detokenised text usually omits."""
+    """Ids of the markers that are special tokens, which detokenized text usually omits."""
     special = tokenizer.special_tokens
     return frozenset(tokenizer.added_token(marker).id for marker in markers if marker in special)
 

@@ -18,8 +18,8 @@ from tests.platform.instance import internal
 pytestmark = pytest.mark.timeout(900)
 
 NEIGHBOURS, TOKENS = 6, 300
-#: `MAX_ATTEMPTS`, and `MAX_SHARED_CRASHES` before these; tests/inference/test_blame.py counts
-#: exactly.
+#: `MAX_ATTEMPTS`, and `MAX_SHARED_CRASHES` before these;
+#: tests/inference/test_crash_attribution.py counts exactly.
 #: On a busy machine a replica that was silent, and that the request has left, may die of it later.
 MAX_DEATHS, LATE = MAX_ATTEMPTS + 2, 2
 

@@ -335,7 +335,7 @@ def sizes_read(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
-async def test_fault_06_a_prompt_of_megabytes_is_not_tokenised_to_its_end(
+async def test_fault_06_a_prompt_of_megabytes_is_not_tokenized_to_its_end(
     served: Gateway, monkeypatch: pytest.MonkeyPatch, path: str
 ) -> None:
     read = sizes_read(monkeypatch)

@@ -115,12 +115,12 @@ async def test_what_a_template_raises_is_the_requests_fault(
             )
 
 
-async def test_a_text_that_can_not_fit_is_not_tokenised(tokenizer: Tokenizer) -> None:
+async def test_a_text_that_can_not_fit_is_not_tokenized(tokenizer: Tokenizer) -> None:
     with pytest.raises(ContextLengthExceeded, match="1000000 characters"):
         await text_token_ids(tokenizer, INFO, ["x" * 10**6], tenant="acme")
 
 
-async def test_texts_are_tokenised_in_their_order(tokenizer: Tokenizer) -> None:
+async def test_texts_are_tokenized_in_their_order(tokenizer: Tokenizer) -> None:
     texts = [f"text {i}" for i in range(300)]
     token_ids = await text_token_ids(tokenizer, INFO, texts, tenant="acme")
     assert token_ids == [tokenizer.encode(text) for text in texts]

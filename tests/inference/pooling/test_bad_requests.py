@@ -94,7 +94,7 @@ async def test_fault_04_too_many_tokens_in_all(
         assert error["param"] == param
 
 
-async def test_fault_53_texts_behind_what_is_too_much_are_never_tokenised(
+async def test_fault_53_texts_behind_what_is_too_much_are_never_tokenized(
     gateway: Gateway, embedder: FakeReplica, settings: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings.QUIRE = settings.QUIRE.replace(max_pooling_tokens=10)
