@@ -7,7 +7,7 @@ import io
 import json
 import re
 import shutil
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -131,19 +131,23 @@ def test_cut_prompts_and_preempted_sequences_give_the_same_tokens(
     core.check_integrity()
 
 
+@pytest.fixture(scope="module")
+def media_worker() -> Iterator[WorkerProcess]:
+    """As a gateway's, which prepares pictures for all models."""
+    worker = WorkerProcess("engine.multimodal.worker", "media worker")
+    yield worker
+    worker.close()
+
+
 @pytest.mark.parametrize("name", sorted(FAMILIES))
 def test_media_workers_prepare_pictures_as_the_engine_does(
-    family: Callable[[str], tuple[Path, Any, Any]], name: str
+    family: Callable[[str], tuple[Path, Any, Any]], media_worker: WorkerProcess, name: str
 ) -> None:
     folder, _, _ = family(name)
     file = io.BytesIO()
     picture(2, 100, 30).save(file, "PNG")
-    worker = WorkerProcess("engine.multimodal.worker", "media worker")
-    try:
-        request = msgspec.msgpack.encode(PrepareRequest(str(folder), file.getvalue()))
-        answer = ANSWERS.decode(worker.request(request, 60) or b"")
-    finally:
-        worker.close()
+    request = msgspec.msgpack.encode(PrepareRequest(str(folder), file.getvalue()))
+    answer = ANSWERS.decode(media_worker.request(request, 60) or b"")
     assert isinstance(answer, PreparedPicture), answer
     prepared = MediaProcessor(folder).prepare(picture(2, 100, 30))
     assert (answer.digest, answer.replacement, answer.grid, answer.num_vectors) == (
