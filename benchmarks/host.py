@@ -78,7 +78,7 @@ class Host:
         for width in (1, 4096):
             for _ in range(100):
                 drafter.costs.record(width, 0.001 * width)
-        self.drafter = self.scheduler.drafter = drafter
+        self.drafter = self.scheduler.drafts.source = drafter
 
     def add(self, prompt_token_ids: list[int], max_tokens: int = 4000) -> Sequence:
         """Queue a request."""

@@ -11,8 +11,9 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from engine.contract.engine_config import TORCH_WEIGHTS, EngineConfig, file_patterns
+from engine.contract.engine_config import EngineConfig
 from engine.contract.errors import ModelLoadError
+from engine.contract.hub_files import TORCH_WEIGHTS, file_patterns
 from engine.contract.modelscope import download_from_modelscope, uses_modelscope
 from engine.contract.replica_state import DOWNLOADING, report_load_phase
 from kernels.cpu.build import cache_dir

@@ -10,7 +10,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import os
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -773,31 +773,3 @@ def add_vllm_flags(parser: argparse.ArgumentParser, *, skip: frozenset[str]) -> 
     for foreign in VLLM_FLAGS:
         if foreign.name not in skip:
             add_vllm_flag(group, foreign)
-
-
-#: PyTorch's weight files as transformers named them, and a pattern for them in any folder.
-TORCH_WEIGHTS = "*pytorch_model*.bin"
-
-
-#: Configuration and tokenizer files of a hub repository.
-TOKENIZER_PATTERNS = ("*.json", "*.jinja", "*.model", "*.tiktoken", "*.txt")
-
-
-def is_hub_id(name: str) -> bool:
-    """Whether a name that isn't an existing path has the form `owner/name`."""
-    return name.count("/") == 1 and not name.startswith((".", "/", "~"))
-
-
-def file_patterns(config: EngineConfig, names: Collection[str] = ()) -> list[str]:
-    """Return the `allow_patterns` of a hub download: the files that the model needs.
-
-    `names`: files of the repository. PyTorch's weights are needed only if there are no others.
-    """
-    patterns = [*TOKENIZER_PATTERNS, "*.safetensors"]
-    if config.load_format in ("pt", "npcache"):
-        patterns += ["*.bin", "*.pt", "*.pth"]
-    has_safe_weights = any(name.endswith((".safetensors", ".gguf")) for name in names)
-    patterns += [TORCH_WEIGHTS] if config.load_format == "auto" and not has_safe_weights else []
-    patterns += ["*.tensors"] if config.load_format == "tensorizer" else []
-    patterns += ["*.py"] if config.trust_remote_code else []
-    return patterns

@@ -135,7 +135,7 @@ class EngineCore:
             possible=self.structured.filter_drafts,
             host=executor.drafts,
         )
-        self.scheduler.drafter = self.drafter
+        self.scheduler.drafts.source = self.drafter
         self._kv_settings = KVTransferConfig.from_mapping(config.kv_transfer_config or {})
         self.use_kv_connector(executor.kv_connector)
         #: Measures how long prompts take; None: prompts beside decodes aren't limited by time.

@@ -93,7 +93,7 @@ class OutputProcessor:
         allowed. Sequences that have ended since the plan was made are skipped.
         """
         if plan.drafts:
-            self._scheduler.process_drafts(plan, scheduled, result.token_ids)
+            self._scheduler.drafts.process(plan, scheduled, result.token_ids)
             self._counters.record_drafts(plan, result)
         self._counters.record_prompts(plan, scheduled)
         has_special = bool(

@@ -14,8 +14,9 @@ import torch
 from engine.checkpoints.ctranslate2 import ctranslate2_folder, is_ctranslate2
 from engine.checkpoints.gguf.folder import SUFFIX, find_gguf, gguf_folder
 from engine.checkpoints.model_files import apply_overrides, download
-from engine.contract.engine_config import EngineConfig, is_hub_id
+from engine.contract.engine_config import EngineConfig
 from engine.contract.errors import ConfigError, ModelLoadError
+from engine.contract.hub_files import is_hub_id
 from engine.contract.plugins import io_processor
 from engine.distributed.pipeline import PipelineStage
 from engine.model_loader.model_impl import BuildRequest, LoadedImpl, build_model, refuse_unknown

@@ -9,7 +9,6 @@ from that one rule.
 from __future__ import annotations
 
 import time
-from typing import Protocol
 
 import msgspec
 
@@ -19,6 +18,7 @@ from engine.contract.messages import MAX_NAMED, EngineRequest
 from engine.kv_cache import KVCacheConfig, TenantQuota, make_coordinator
 from engine.kv_transfer.base import KVConnectorBase
 from engine.scheduler.decode_rotation import DecodeRotation
+from engine.scheduler.draft_scheduler import DraftScheduler
 from engine.scheduler.encoder_cache import EncoderCacheManager
 from engine.scheduler.fair_queue import make_request_queue
 from engine.scheduler.plan import StepPlan, is_decode
@@ -35,23 +35,6 @@ MAX_PICTURE_VECTORS = 32_768
 MAX_STARVED_STEPS = 8
 
 
-class DraftProposer(Protocol):
-    """Source of the scheduler's drafts; `engine.speculative` implements it."""
-
-    def untracked_sequences(self, plan: StepPlan, scheduled: list[Sequence], /) -> list[int]:
-        """Ids of a step's sequences, still without drafts, that draft heads needn't track."""
-
-    def propose(
-        self, decodes: list[Sequence], max_drafts: int, num_prompt_tokens: int, /
-    ) -> dict[int, list[int]]:
-        """Drafts by sequence id, at most `max_drafts` in all, for the decodes of a step that also
-        holds `num_prompt_tokens`.
-        """
-
-    def record_outcome(self, sequence: Sequence, num_drafts: int, num_accepted: int, /) -> None:
-        """Record that the first `num_accepted` of a sequence's drafts were accepted."""
-
-
 class Scheduler:
     """Plans steps; owns the waiting queue, the running sequences and the KV cache.
 
@@ -59,7 +42,7 @@ class Scheduler:
     blocks or a seat, and `DecodeRotation` limits prompt tokens and keeps steps short.
 
     Attributes:
-        drafter: source of drafts; None: no speculative decoding.
+        drafts: adds drafts to steps.
         prompt_load: the prompts' part of the last scheduled step.
         num_steps: number of steps scheduled so far.
     """
@@ -116,7 +99,7 @@ class Scheduler:
         self._runs = RunningQueue(config, self.kv, self.waiting, self.limits, self.encoder_cache)
         self.running = self._runs.sequences
         self._rotation = DecodeRotation(self.kv.quotas, self.waiting, self._runs, self.limits)
-        self.drafter: DraftProposer | None = None
+        self.drafts = DraftScheduler(self.kv, self.waiting, self._runs)
         self._max_model_len = max_model_len
         self.num_steps = 0
         self.prompt_load = PrefillLoad()
@@ -344,8 +327,7 @@ class Scheduler:
         if step.scheduled:
             plan.dropped_encodings = self.encoder_cache.pop_dropped()
         plan.appended, self._appended = self._appended, []
-        if self.drafter is not None:
-            self._add_drafts(step, self.drafter)
+        self.drafts.add(step)
         if self.kv.states is not None:
             plan.block_copies = self.kv.states.pop_copies()
             plan.checkpoints = self.kv.states.pop_checkpoints()
@@ -361,35 +343,6 @@ class Scheduler:
         self.num_steps += 1
         plan, _ = self._finish_plan(StepBuilder(self.num_steps, 0, PrefillBudget(0)))
         return plan
-
-    def _add_drafts(self, step: StepBuilder, drafter: DraftProposer) -> None:
-        """Add drafts from the remaining budget and blocks."""
-        plan = step.plan
-        plan.untracked = drafter.untracked_sequences(plan, step.scheduled)
-        if step.budget <= 0:
-            return
-        decodes = [
-            sequence
-            for sequence, count in zip(step.scheduled, plan.num_scheduled, strict=True)
-            if is_decode(count) and len(sequence.token_ids) > sequence.num_prompt_tokens
-        ]
-        num_prompt_tokens = plan.num_tokens - len(decodes)
-        drafts_by_id = drafter.propose(decodes, step.budget, num_prompt_tokens)
-        if not drafts_by_id:
-            return
-        for row, sequence in enumerate(step.scheduled):
-            if not (drafts := drafts_by_id.get(sequence.seq_id)):
-                continue
-            blocks = self.kv.allocate_slots(
-                sequence,
-                self._runs.quota_of(sequence),
-                sequence.num_computed_tokens,
-                len(drafts),
-                lookahead=True,
-            )
-            if blocks is not None:
-                step.add_blocks(sequence, blocks)
-                step.add_drafts(row, drafts)
 
     def _allocate(self, step: StepBuilder, sequence: Sequence, num_tokens: int) -> None:
         """Schedule a running sequence's next tokens. If blocks are short, other sequences are
@@ -652,27 +605,6 @@ class Scheduler:
                 self.park_beam(sequence)
                 return True
         return False
-
-    def process_drafts(
-        self, plan: StepPlan, scheduled: list[Sequence], token_ids: list[list[int]]
-    ) -> None:
-        """Roll back the rejected drafts of a step whose rows got these tokens: their KV must be
-        computed again.
-        """
-        for sequence, new_ids in zip(scheduled, token_ids, strict=True):
-            if (drafts := plan.drafts.get(sequence.seq_id)) is None:
-                continue
-            num_accepted = max(0, len(new_ids) - 1)
-            num_rejected = len(drafts) - num_accepted
-            sequence.num_computed_tokens -= num_rejected
-            if self.kv.states is not None:
-                self.kv.states.rewind(sequence.seq_id, sequence.num_computed_tokens)
-            sequence.timeline.num_drafts += 1
-            sequence.timeline.num_draft_tokens += len(drafts)
-            sequence.timeline.num_accepted_tokens += num_accepted
-            self.waiting.charge_rejected_drafts(sequence, num_rejected)
-            if self.drafter is not None:
-                self.drafter.record_outcome(sequence, len(drafts), num_accepted)
 
     def finish(self, sequence: Sequence, reason: str, stop_reason: int | None = None) -> None:
         """Remove a sequence, whatever its status, and free its blocks at once."""

@@ -6,8 +6,9 @@ import hashlib
 import logging
 from pathlib import Path
 
-from engine.contract.engine_config import TOKENIZER_PATTERNS, EngineConfig, is_hub_id
+from engine.contract.engine_config import EngineConfig
 from engine.contract.errors import ModelLoadError
+from engine.contract.hub_files import TOKENIZER_PATTERNS, is_hub_id
 from engine.contract.modelscope import download_from_modelscope, uses_modelscope
 from engine.system.cache_folder import cache_dir, cache_entry
 from engine.text.tokenizer import Tokenizer, load_tokenizer

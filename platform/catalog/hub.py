@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Any
 from catalog.checkpoint import BITS, Checkpoint, checkpoint_from_headers, shard_names
 from catalog.sizing import fits_memory
 from common.errors import HubUnavailable
-from engine.contract.engine_config import EngineConfig, file_patterns
+from engine.contract.engine_config import EngineConfig
 from engine.contract.errors import InvalidRequest, ModelLoadError
+from engine.contract.hub_files import file_patterns
 from engine.contract.modelscope import VARIABLE, uses_modelscope
 from engine.text.tokenizer_files import parse_object, read_text
 

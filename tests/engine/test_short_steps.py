@@ -242,7 +242,7 @@ def test_a_short_step_holds_no_drafts_beyond_its_length() -> None:
 
     driver = machine()
     flood(driver, 200)
-    source = driver.scheduler.drafter = Source()
+    source = driver.scheduler.drafts.source = Source()
     driver.step()
     assert source.budget == 512 - 200
     late = driver.add(list(range(30)), tenant="modest")
