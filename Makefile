@@ -12,6 +12,8 @@ PYTEST  := QUIRE_TEST_REQUIRE_SERVICES=1 $(BIN)/python -m pytest
 PARALLEL := --dist loadfile --no-loadscope-reorder
 # Folders with quick unit tests.
 UNIT    := $(addprefix tests/,console deploy docs history inference platform engine/contract engine/sampling engine/text)
+# What `make coverage` runs, except browsers.
+COVERED := $(UNIT) $(addprefix tests/,engine kernels features)
 CLIENTS := tests/clients
 # The same releases everywhere; pyproject.toml holds the ranges they were chosen from.
 PIP    := $(BIN)/python -m pip --disable-pip-version-check --quiet --no-input
@@ -66,8 +68,11 @@ test-slow: $(VENV)/.installed-test $(VENV)/.installed-more-clients
 	$(BIN)/python -m pytest -m "slow or flaky" $(TESTS) $(ARGS)
 
 coverage: $(VENV)/.installed-test
-	$(PYTEST) -n $(WORKERS) $(PARALLEL) --cov=platform --cov=inference --cov=engine --cov-report=term:skip-covered --cov-report=html \
-	  -m "not slow and not gpu and not flaky and not system" $(UNIT) tests/engine $(ARGS)
+	$(PYTEST) -n $(WORKERS) $(PARALLEL) --cov=platform --cov=inference --cov=engine --cov-report= \
+	  --ignore=tests/console/browser $(COVERED) $(ARGS)
+	$(BIN)/coverage html --skip-covered -q
+	@for package in platform inference engine; do \
+	  echo "$$package: $$($(BIN)/coverage report --include="$$package/*" --format=total) %"; done
 
 sanitize: $(VENV)/.installed-test
 	$(BIN)/python -m tests.kernels.sanitize address
