@@ -40,16 +40,6 @@ class ParallelState:
         return self.rank // self.tensor_parallel_size
 
     @property
-    def is_first_stage(self) -> bool:
-        """Whether it has the embedding."""
-        return self.stage == 0
-
-    @property
-    def is_last_stage(self) -> bool:
-        """Whether it has the final norm and the output layer."""
-        return self.stage == self.pipeline_parallel_size - 1
-
-    @property
     def logits_rank(self) -> int:
         """The rank that gives logits to those of other stages."""
         return (self.pipeline_parallel_size - 1) * self.tensor_parallel_size

@@ -40,12 +40,10 @@ class DraftScheduler:
         self._kv, self._waiting, self._runs = kv, waiting, runs
         self.source: DraftSource | None = None
 
-    def add(self, step: StepBuilder) -> None:
+    def add(self, step: StepBuilder, source: DraftSource) -> None:
         """Add drafts to a step, without preempting others."""
-        if self.source is None:
-            return
         plan = step.plan
-        plan.untracked = self.source.untracked_sequences(plan, step.scheduled)
+        plan.untracked = source.untracked_sequences(plan, step.scheduled)
         if step.budget <= 0:
             return
         decodes = [
@@ -54,7 +52,7 @@ class DraftScheduler:
             if is_decode(count) and len(sequence.token_ids) > sequence.num_prompt_tokens
         ]
         num_prompt_tokens = plan.num_tokens - len(decodes)
-        drafts_by_id = self.source.propose(decodes, step.budget, num_prompt_tokens)
+        drafts_by_id = source.propose(decodes, step.budget, num_prompt_tokens)
         if not drafts_by_id:
             return
         for row, sequence in enumerate(step.scheduled):

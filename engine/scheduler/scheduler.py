@@ -327,7 +327,8 @@ class Scheduler:
         if step.scheduled:
             plan.dropped_encodings = self.encoder_cache.pop_dropped()
         plan.appended, self._appended = self._appended, []
-        self.drafts.add(step)
+        if self.drafts.source is not None:
+            self.drafts.add(step, self.drafts.source)
         if self.kv.states is not None:
             plan.block_copies = self.kv.states.pop_copies()
             plan.checkpoints = self.kv.states.pop_checkpoints()

@@ -7,7 +7,7 @@ from catalog.actions import drain_replica
 from catalog.live_status import live_replicas
 from catalog.models import DesiredState, Replica, ReplicaState, ServedModel
 from common.errors import Conflict, ServiceUnavailable
-from common.settings import PROGRAM
+from common.installation import PROGRAM
 from tenants.actors import Actor
 from tenants.models import User
 

@@ -17,8 +17,8 @@ from django.db import OperationalError, ProgrammingError, connections
 from django.utils import timezone
 from django.utils.dateparse import parse_date, parse_datetime
 
+from common.installation import PROGRAM
 from common.redaction import without_credentials
-from common.settings import PROGRAM
 from engine.contract.command_line import expand_args
 from engine.contract.errors import ConfigError, QuireError
 

@@ -15,10 +15,10 @@ from django.conf import settings
 from pydantic import SecretStr
 
 from common.redaction import without_credentials
+from common.setting_types import TenantQuotas
 from common.settings import (
     WITHOUT_VARIABLE,
     QuireSettings,
-    TenantQuotas,
     group_of,
     internal_fields,
     is_secret,

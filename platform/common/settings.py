@@ -6,24 +6,18 @@
 from __future__ import annotations
 
 import difflib
-import ipaddress
 import json
 import os
-import re
-import sys
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
-from urllib.parse import urlsplit
 
 from django.core.checks import CheckMessage, Warning
 from django.core.exceptions import ImproperlyConfigured
 from pydantic import (
     AfterValidator,
-    BaseModel,
     BeforeValidator,
-    ByteSize,
     Field,
     SecretStr,
     ValidationError,
@@ -38,198 +32,32 @@ from pydantic_settings import (
     SettingsConfigDict,
 )
 
-from engine.contract.errors import ConfigError
-from engine.contract.observability import check_endpoint
+from common.installation import BASE_DIR, DEFAULT_DATA_DIR, PROGRAM
+from common.setting_types import (
+    GIB,
+    MIB,
+    Address,
+    Bytes,
+    Directories,
+    Directory,
+    GroupRoles,
+    JsonObject,
+    Networks,
+    Roles,
+    Secrets,
+    TenantQuotas,
+    Words,
+    check_currency,
+    check_issuer,
+    check_object_storage,
+    check_redis_url,
+    check_root_path,
+    check_scheme,
+    check_smtp_url,
+    check_traces_endpoint,
+    split_pairs,
+)
 from engine.contract.vllm_variables import unused_variables
-
-#: The folder of the apps: `platform/` of a checkout, `quire/_platform/` of an installed package.
-APPS_DIR = Path(__file__).resolve().parent.parent
-BASE_DIR = APPS_DIR.parent
-IS_INSTALLED = APPS_DIR.name == "_platform"
-#: The command's name, for help texts and hints; an installed package has no `manage.py`.
-PROGRAM = "quire" if IS_INSTALLED or Path(sys.argv[0]).name == "quire" else "manage.py"
-DEFAULT_DATA_DIR = (Path.home() if IS_INSTALLED else BASE_DIR) / ".quire"
-MIB, GIB = 1 << 20, 1 << 30
-ROLES = ("owner", "admin", "member", "viewer")
-OPERATOR = "operator"
-
-# -- Types of settings.
-
-
-def _split(value: object) -> object:
-    """Split a comma-separated list."""
-    if not isinstance(value, str):
-        return value
-    return tuple(word.strip() for word in value.split(",") if word.strip())
-
-
-def _split_pairs(value: object) -> object:
-    """Parse `name=value,...` into a dictionary; names may contain "=", values may not."""
-    if not isinstance(value, str):
-        return value
-    pairs = {}
-    for word in value.split(","):
-        if not word.strip():
-            continue
-        name, equals, target = word.strip().rpartition("=")
-        if not (equals and name and target):
-            raise ValueError("must be a list such as name=value,name=value")
-        pairs[name.strip()] = target.strip()
-    return pairs
-
-
-def _parse_object(value: object) -> object:
-    if not isinstance(value, str):
-        return value
-    try:
-        parsed = json.loads(value)
-    except ValueError:
-        parsed = None
-    if not isinstance(parsed, dict):
-        raise ValueError("must be a JSON object")
-    return parsed
-
-
-def _check_network(text: str) -> str:
-    try:
-        return str(ipaddress.ip_network(text))
-    except ValueError as error:
-        raise ValueError(f"must be IP addresses or networks: {error}") from None
-
-
-def _check_currency(text: str) -> str:
-    if not (len(text) == 3 and text.isascii() and text.isalpha()):
-        raise ValueError("must be three letters such as usd")
-    return text.lower()
-
-
-#: Segments without "." and "..", and none that is empty: "//host" would name another host.
-ROOT_PATH = re.compile(r"(/(?!\.{1,2}(/|$))[A-Za-z0-9._~-]+)*")
-
-
-def _check_root_path(text: str) -> str:
-    if not ROOT_PATH.fullmatch(text):
-        raise ValueError("must be a path such as /quire")
-    return text
-
-
-def check_address(url: str) -> str:
-    """Validate a URL. Raises ValueError without the URL: in an invalid one, the port's position may
-    hold the rest of a password that contains a slash.
-    """
-    try:
-        urlsplit(url).port  # noqa: B018 - parses the port, and raises if it is invalid
-    except ValueError:
-        raise ValueError(
-            "must be a URL. In a password write /, #, ?, : and @ as %2F, %23, %3F, %3A and %40"
-        ) from None
-    return url
-
-
-def _check_scheme(*schemes: str, hint: str = "") -> Callable[[str], str]:
-    allowed = " or ".join(f"{scheme}://" for scheme in schemes)
-
-    def check(url: str) -> str:
-        if url and urlsplit(url).scheme not in schemes:
-            raise ValueError(f"must start with {allowed}{hint}")
-        return check_address(url)
-
-    return check
-
-
-def _check_redis_url(url: str) -> str:
-    if "sentinel" in url.partition(":")[0]:
-        raise ValueError(
-            "must name one server: Sentinels aren't asked who the primary is. Name an address that "
-            "follows it, such as a proxy's"
-        )
-    hint = f". Unset, `{PROGRAM} up` runs a Redis of its own"
-    return _check_scheme("redis", "rediss", "unix", hint=hint)(url)
-
-
-def _check_smtp_url(url: str) -> str:
-    check = _check_scheme("smtp", "smtps", "smtp+starttls", hint=" and name a host")
-    if url and not urlsplit(check(url)).hostname:
-        raise ValueError("must name a host")
-    return url
-
-
-def _check_issuer(url: str) -> str:
-    if url and not url.startswith(("https://", "http://localhost", "http://127.0.0.1")):
-        raise ValueError("must be an https:// address")
-    return url
-
-
-def _check_traces_endpoint(url: str) -> str:
-    try:
-        return check_endpoint(url) if url else url
-    except ConfigError:
-        raise ValueError(
-            "must be an address such as http://127.0.0.1:4318 or grpc://127.0.0.1:4317"
-        ) from None
-
-
-def _check_role(name: str) -> str:
-    if name not in (OPERATOR, *ROLES):
-        raise ValueError(f"must be one of {', '.join((OPERATOR, *ROLES))}")
-    return name
-
-
-def _check_group_target(target: str) -> str:
-    tenant, colon, role = target.partition(":")
-    if target != OPERATOR and not (colon and tenant and role in ROLES):
-        raise ValueError(f"must be {OPERATOR} or tenant:role, with a role of {', '.join(ROLES)}")
-    return target
-
-
-def _check_object_storage(text: SecretStr) -> SecretStr:
-    if not text.get_secret_value():
-        return text
-    entry = _parse_object(text.get_secret_value())
-    if not (
-        isinstance(entry, dict)
-        and isinstance(entry.get("BACKEND"), str)
-        and isinstance(entry.get("OPTIONS", {}), dict)
-        and entry.keys() <= {"BACKEND", "OPTIONS"}
-    ):
-        raise ValueError(
-            'must be such as {"BACKEND": "storages.backends.s3.S3Storage", "OPTIONS": {}}'
-        )
-    return text
-
-
-Words = Annotated[tuple[str, ...], BeforeValidator(_split)]
-Secrets = Annotated[tuple[SecretStr, ...], BeforeValidator(_split)]
-JsonObject = Annotated[dict[str, Any], BeforeValidator(_parse_object)]
-Directory = Annotated[Path, AfterValidator(lambda path: path.expanduser().resolve())]
-Directories = Annotated[tuple[Directory, ...], BeforeValidator(_split)]
-Networks = Annotated[
-    tuple[Annotated[str, AfterValidator(_check_network)], ...], BeforeValidator(_split)
-]
-Roles = Annotated[tuple[Annotated[str, AfterValidator(_check_role)], ...], BeforeValidator(_split)]
-GroupRoles = Annotated[
-    dict[str, Annotated[str, AfterValidator(_check_group_target)]], BeforeValidator(_split_pairs)
-]
-#: In bytes; a string may have a unit: 10MiB.
-Bytes = Annotated[ByteSize, AfterValidator(int), Field(ge=1)]
-#: A URL that may contain a password, which is never in a `repr` or displayed.
-Address = Annotated[str, Field(repr=False)]
-
-
-class TenantQuotas(BaseModel, frozen=True, extra="forbid"):
-    """Default quotas of tenants. 0 is no limit, unless a minimum says otherwise."""
-
-    running_batches: int = Field(default=4, ge=1)
-    running_responses: int = Field(default=16, ge=1)
-    open_batches: int = Field(default=100, ge=0)
-    open_responses: int = Field(default=1000, ge=0)
-    stored_chars: int = Field(default=10 * GIB, ge=0)
-    file_bytes: ByteSize = Field(default=ByteSize(10 * GIB), ge=0)
-    adapter_bytes: ByteSize = Field(default=ByteSize(10 * GIB), ge=0)
-    idempotency_bytes: ByteSize = Field(default=ByteSize(16 * MIB), ge=1)
-
-
-# -- The settings.
 
 
 def _group(name: str) -> Callable[..., Any]:
@@ -280,7 +108,7 @@ class QuireSettings(BaseSettings):
     database_url: Annotated[
         Address,
         AfterValidator(
-            _check_scheme(
+            check_scheme(
                 "postgres",
                 "postgresql",
                 "sqlite",
@@ -295,7 +123,7 @@ class QuireSettings(BaseSettings):
     database_pool_size: int = _storage(
         20, ge=1, description="Maximum number of PostgreSQL connections per process."
     )
-    redis_url: Annotated[Address, AfterValidator(_check_redis_url)] = _storage(
+    redis_url: Annotated[Address, AfterValidator(check_redis_url)] = _storage(
         "",
         validation_alias="REDIS_URL",
         description="Redis URL. Without it, `up` starts an embedded Redis.",
@@ -309,7 +137,7 @@ class QuireSettings(BaseSettings):
         description="Directory of tenants' files (`files/`) and LoRA adapters (`adapters/`). Must "
         "be shared by all gateways, workers and replicas. Default: the data directory.",
     )
-    object_storage: Annotated[SecretStr, AfterValidator(_check_object_storage)] = _storage(
+    object_storage: Annotated[SecretStr, AfterValidator(check_object_storage)] = _storage(
         SecretStr(""),
         description="Object storage of tenants' files and LoRA adapters: an entry of Django's "
         'STORAGES as JSON, such as `{"BACKEND": "storages.backends.s3.S3Storage", "OPTIONS": '
@@ -348,7 +176,7 @@ class QuireSettings(BaseSettings):
     trusted_origins: Words = _http(
         (), description="Origins allowed to submit forms, if a proxy changes the host name."
     )
-    root_path: Annotated[str, AfterValidator(_check_root_path)] = _http(
+    root_path: Annotated[str, AfterValidator(check_root_path)] = _http(
         "", description="Path below which a proxy serves Quire, such as /quire."
     )
     tls: Literal["off", "proxy", "direct"] = _http(
@@ -383,7 +211,7 @@ class QuireSettings(BaseSettings):
     mfa_roles: Roles = _users(
         (), description="Comma-separated roles that must use a second factor."
     )
-    oidc_issuer: Annotated[Address, AfterValidator(_check_issuer)] = _users(
+    oidc_issuer: Annotated[Address, AfterValidator(check_issuer)] = _users(
         "", description="The OpenID Connect provider to log in with."
     )
     oidc_client_id: str = _users("", description="OAuth client ID at the identity provider.")
@@ -405,14 +233,14 @@ class QuireSettings(BaseSettings):
     tokens_per_minute: int = _limits(
         0, ge=0, description="Default token limit per tenant and minute (0 = unlimited)."
     )
-    currency: Annotated[str, AfterValidator(_check_currency)] = _limits(
+    currency: Annotated[str, AfterValidator(check_currency)] = _limits(
         "usd", description="Currency of prices and costs (ISO 4217 code)."
     )
     max_file_bytes: Bytes = _limits(200 * MIB, description="Largest accepted file, in bytes.")
     max_adapter_bytes: Bytes = _limits(
         2 * GIB, description="Largest accepted LoRA adapter, in bytes."
     )
-    tenant_quotas: Annotated[TenantQuotas, BeforeValidator(_split_pairs)] = _limits(
+    tenant_quotas: Annotated[TenantQuotas, BeforeValidator(split_pairs)] = _limits(
         TenantQuotas(),
         description="Quotas per tenant (0 = unlimited), such as "
         '"file_bytes=10GiB,open_batches=100": `running_batches` and `running_responses` '
@@ -498,7 +326,7 @@ class QuireSettings(BaseSettings):
         ge=0,
         description='Maximum tenants with their own label in /metrics; the rest are "other".',
     )
-    otlp_traces_endpoint: Annotated[Address, AfterValidator(_check_traces_endpoint)] = _monitoring(
+    otlp_traces_endpoint: Annotated[Address, AfterValidator(check_traces_endpoint)] = _monitoring(
         "", description="OTLP endpoint that receives trace spans."
     )
     debug: bool = _monitoring(False, description="Django's debug mode.")
@@ -511,7 +339,7 @@ class QuireSettings(BaseSettings):
         description='Log format: "line", "json" or "debug".',
     )
 
-    smtp_url: Annotated[Address, AfterValidator(_check_smtp_url)] = _mail(
+    smtp_url: Annotated[Address, AfterValidator(check_smtp_url)] = _mail(
         "", description="SMTP server for outgoing mail. Without it, no mail is sent."
     )
     mail_from: str = _mail("", description="Sender address of outgoing mail.")

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from django.conf import settings
 
-from common.settings import PROGRAM
+from common.installation import PROGRAM
 from engine.contract.engine_config import add_cli_args
 
 #: Subcommands that take engine settings.

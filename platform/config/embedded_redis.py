@@ -17,8 +17,8 @@ import redis
 
 from catalog.processes import ManagedProcess, spawn
 from common.commands import as_sentence
+from common.installation import PROGRAM
 from common.redaction import without_credentials
-from common.settings import PROGRAM
 from config.connections import socket_path, socket_url
 from engine.system import redis_client
 from engine.system.host import request_short_time_slice

@@ -9,7 +9,8 @@ import sys
 from accounts.mail import mail_settings
 from accounts.settings import identity_settings
 from common.files import make_private, secret_key
-from common.settings import BASE_DIR, load_settings
+from common.installation import BASE_DIR
+from common.settings import load_settings
 from config import queues
 from config.connections import celery_url, channel_host, database, socket_url
 from config.logging import build_logging

@@ -8,7 +8,7 @@ from django.http import HttpRequest
 from django.urls import reverse
 from django.utils.functional import SimpleLazyObject
 
-from common.settings import PROGRAM
+from common.installation import PROGRAM
 from console.navigation import navigation
 from console.views.base import MAX_TENANTS
 from tenants.access import access_tenants

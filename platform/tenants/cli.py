@@ -7,7 +7,7 @@ from typing import Any
 from django.core.management.base import CommandError, CommandParser
 
 from common.commands import QuireCommand, comma_list, yes_or_no
-from common.settings import PROGRAM
+from common.installation import PROGRAM
 from tenants import api_keys
 from tenants.access import find_unknown_models
 from tenants.actions import LIMITS, OWNER_FIELDS

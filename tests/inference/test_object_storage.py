@@ -22,7 +22,7 @@ from django.core.files.storage import InMemoryStorage
 from common import object_storage
 from common.errors import ServiceUnavailable
 from common.files import new_id
-from common.settings import APPS_DIR, BASE_DIR
+from common.installation import APPS_DIR, BASE_DIR
 from inference.api.batches.files import ResultJournal
 from inference.api.batches.runner import SavedJournals
 from storage.actions import remove_expired

@@ -23,7 +23,7 @@ from adapters import version_jobs as work
 from adapters.models import VersionState
 from catalog.engine_settings import replica_command
 from common.errors import Conflict, OffsetMismatch, ServiceUnavailable
-from common.settings import APPS_DIR, BASE_DIR
+from common.installation import APPS_DIR, BASE_DIR
 from engine.contract.lora import CONFIG_FILE, WEIGHTS_FILE, adapter_digest
 from tenants.actors import CLI_ACTOR
 from tests.adapter_files import adapter_bytes, adapter_folder

@@ -132,6 +132,7 @@ def test_help_under_the_name_quire_names_no_other_program(tmp_path: Path) -> Non
 NAMES_THE_FILE = {
     "platform/config/up/banner.py",
     "platform/config/up/processes.py",
+    "platform/common/installation.py",
     "platform/common/settings.py",
 }
 

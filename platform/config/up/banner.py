@@ -10,7 +10,7 @@ from pathlib import Path
 from django.conf import settings
 
 from common.files import write_private
-from common.settings import DEFAULT_DATA_DIR, IS_INSTALLED
+from common.installation import DEFAULT_DATA_DIR, IS_INSTALLED
 from config.up.first_run import Credentials
 
 

@@ -30,7 +30,8 @@ from django.core.management.base import CommandError
 from catalog.processes import ManagedProcess, kill_when_stopped, spawn
 from catalog.slot import backoff, describe_exit
 from common.draining import DRAIN_SIGNAL, SETTLE_S
-from common.settings import APPS_DIR, record_flags
+from common.installation import APPS_DIR
+from common.settings import record_flags
 
 logger = logging.getLogger(__name__)
 

@@ -9,7 +9,7 @@ from django.urls import get_script_prefix, reverse
 from accounts.invitation_mail import mail_invitation
 from common.commands import QuireCommand
 from common.files import instance_url
-from common.settings import PROGRAM
+from common.installation import PROGRAM
 from tenants import actions
 from tenants.actors import CLI_ACTOR
 from tenants.cli import add_role_option, find_tenant

@@ -12,7 +12,7 @@ from adapters import actions, version_jobs
 from adapters.models import WORKING, AdapterVersion, VersionState
 from catalog.cli import find_model
 from common.commands import ProgressBar, QuireCommand
-from common.settings import PROGRAM
+from common.installation import PROGRAM
 from tenants.actors import CLI_ACTOR
 from tenants.cli import find_tenant
 

@@ -12,7 +12,7 @@ from catalog.memory_plan import plan_memory
 from catalog.models import ServedModel
 from catalog.rollout import wait_until_ready
 from common.commands import ProgressBar, QuireCommand
-from common.settings import PROGRAM
+from common.installation import PROGRAM
 from engine.contract.engine_config import add_cli_args
 from engine.contract.errors import InvalidRequest
 from tenants.actors import CLI_ACTOR

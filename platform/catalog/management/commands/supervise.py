@@ -9,7 +9,7 @@ from django.core.management.base import CommandParser
 
 from catalog.supervisor import TICK_S, Supervisor
 from common.commands import QuireCommand
-from common.settings import PROGRAM
+from common.installation import PROGRAM
 
 
 class Command(QuireCommand):

@@ -13,7 +13,7 @@ from django.core.management.base import CommandError, CommandParser
 
 from common.commands import QuireCommand
 from common.files import INSTANCE_FILE
-from common.settings import PROGRAM
+from common.installation import PROGRAM
 from config.terminal_chat import (
     HISTORY_FILE,
     ApiError,

@@ -12,7 +12,8 @@ from django.core.management.base import CommandError, CommandParser
 
 from catalog.supervisor import TICK_S
 from common.commands import QuireCommand
-from common.settings import PROGRAM, set_internal_fields, unknown_variables
+from common.installation import PROGRAM
+from common.settings import set_internal_fields, unknown_variables
 from config.embedded_redis import StartFailed, check_redis
 from config.up.first_run import ensure_given_keys, keys_from_environment
 from config.up.processes import Gateways, listen, url_of, use_tls

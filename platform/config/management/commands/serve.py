@@ -6,7 +6,7 @@ from typing import Any
 
 from django.core.management.base import CommandError, CommandParser
 
-from common.settings import PROGRAM
+from common.installation import PROGRAM
 from config.management.commands import up
 
 

@@ -11,7 +11,7 @@ from django.core.management.base import CommandError, CommandParser
 from tqdm import tqdm
 
 from common.commands import QuireCommand
-from common.settings import PROGRAM
+from common.installation import PROGRAM
 from config.management.commands.chat import find_server, tls_context
 
 #: Response formats and the suffixes of their files.

@@ -13,8 +13,8 @@ from django.core.management.base import CommandError, CommandParser
 from catalog.live_status import live_replicas, model_state, replica_figures, state_of
 from catalog.models import DesiredState, ServedModel
 from common.commands import QuireCommand
+from common.installation import PROGRAM
 from common.redaction import without_credentials
-from common.settings import PROGRAM
 from engine.contract.messages import Heartbeat
 from metering.redis_scripts import sync_client
 from metering.settlement import spool_key

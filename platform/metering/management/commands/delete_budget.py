@@ -5,7 +5,7 @@ from typing import Any
 from django.core.management.base import CommandError, CommandParser
 
 from common.commands import QuireCommand
-from common.settings import PROGRAM
+from common.installation import PROGRAM
 from metering import actions
 from metering.models import Budget
 from tenants.actors import CLI_ACTOR

@@ -5,7 +5,7 @@ from typing import Any
 from django.core.management.base import CommandError, CommandParser
 
 from common.commands import QuireCommand
-from common.settings import PROGRAM
+from common.installation import PROGRAM
 from tenants import actions
 from tenants.actors import CLI_ACTOR
 from tenants.cli import add_limit_options, limits_of, warn_of_unknown_models
