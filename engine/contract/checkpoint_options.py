@@ -147,3 +147,25 @@ def resolve_load_format(name: Any, extra: Any) -> Any:
                 param="model_loader_extra_config",
             )
     return name
+
+
+def resolve_quantization(load_format: Any, name: Any) -> tuple[Any, Any]:
+    """Return our names of a load format and a method of quantization; names are case-insensitive.
+
+    Raises:
+        ConfigError: an unsupported method, or one that the format excludes.
+    """
+    if isinstance(name, str):
+        name = SAME_METHODS.get(name.lower(), name.lower())
+    other = REFUSED_METHODS.get(str(name))
+    if other is not None:
+        raise ConfigError(f"quantization={name!r} can't be used: {other}.", param="quantization")
+    if load_format != "bitsandbytes":
+        return load_format, name
+    if name not in (None, "bitsandbytes"):
+        raise ConfigError(
+            f"load_format=bitsandbytes can't be used with quantization={name!r}. Leave one of them "
+            "out.",
+            param="load_format",
+        )
+    return "auto", "bitsandbytes"

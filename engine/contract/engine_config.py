@@ -23,6 +23,7 @@ from engine.contract.checkpoint_options import (
     SAME_METHODS,
     check_overrides,
     resolve_load_format,
+    resolve_quantization,
 )
 from engine.contract.command_line import (
     Settings,
@@ -31,13 +32,13 @@ from engine.contract.command_line import (
     cli_field,
     validate_field,
 )
+from engine.contract.config_checks import check_kv_scales, check_kv_tiers, check_media_limits
 from engine.contract.eplb_config import EPLBConfig, check_eplb
 from engine.contract.errors import ConfigError
-from engine.contract.kv_events_config import KVEventsConfig, check_kv_events
+from engine.contract.kv_events_config import check_kv_events
 from engine.contract.kv_transfer_config import (
     NATIVE,
     PREEMPTION_MODES,
-    REMOTE_SCHEMES,
     check_ec_transfer,
     check_kv_transfer,
 )
@@ -492,11 +493,13 @@ class EngineConfig(Settings):
         self._set_defaults()
         self.otlp_traces_endpoint = self.otlp_traces_endpoint or os.environ.get(VARIABLE) or None
         self.load_format = resolve_load_format(self.load_format, self.model_loader_extra_config)
-        self._check_quantization()
+        self.load_format, self.quantization = resolve_quantization(
+            self.load_format, self.quantization
+        )
         for spec in dataclasses.fields(self):
             setattr(self, spec.name, validate_field(spec, getattr(self, spec.name)))
-        self._check_kv_scales()
-        self._check_kv_tiers()
+        check_kv_scales(self)
+        check_kv_tiers(self)
         if self.otlp_traces_endpoint is not None:
             check_endpoint(self.otlp_traces_endpoint)
         if self.traced_modules and self.otlp_traces_endpoint is None:
@@ -523,7 +526,7 @@ class EngineConfig(Settings):
                 param="enable_eplb",
             )
         self._check_nodes()
-        self._check_media_limits()
+        check_media_limits(self)
         if not self.enable_chunked_prefill and self.max_num_batched_tokens is not None:
             limit = self.max_model_len
             if limit is not None and self.max_num_batched_tokens < limit:
@@ -609,89 +612,6 @@ class EngineConfig(Settings):
         """Share of the vectors to drop by kind of media, where it isn't 0."""
         rates = {"image": self.image_pruning_rate, "video": self.video_pruning_rate}
         return {kind: rate for kind, rate in rates.items() if rate}
-
-    def _check_media_limits(self) -> None:
-        for kind, limit in (self.limit_mm_per_prompt or {}).items():
-            is_count = isinstance(limit, int) and not isinstance(limit, bool) and limit >= 0
-            if kind not in ("image", "audio", "video") or not is_count:
-                raise ConfigError(
-                    "limit_mm_per_prompt must give for 'image', 'audio' or 'video' a number from "
-                    f"0; got {kind!r}: {limit!r}.",
-                    param="limit_mm_per_prompt",
-                )
-
-    def _check_quantization(self) -> None:
-        """Raise `ConfigError` for an unsupported method of vLLM; names are case-insensitive."""
-        if isinstance(self.quantization, str):
-            name = self.quantization.lower()
-            self.quantization = SAME_METHODS.get(name, name)
-        other = REFUSED_METHODS.get(str(self.quantization))
-        if other is not None:
-            raise ConfigError(
-                f"quantization={self.quantization!r} can't be used: {other}.", param="quantization"
-            )
-
-        if self.load_format == "bitsandbytes":
-            if self.quantization not in (None, "bitsandbytes"):
-                raise ConfigError(
-                    f"load_format=bitsandbytes can't be used with "
-                    f"quantization={self.quantization!r}. Leave one of them out.",
-                    param="load_format",
-                )
-            self.load_format, self.quantization = "auto", "bitsandbytes"
-
-    def _check_kv_scales(self) -> None:
-        """Raise `ConfigError` if the file of scales would have no effect."""
-        path, cache = self.quantization_param_path, self.kv_cache_dtype
-        if path is None:
-            return
-        why = ""
-        if cache == "int8":
-            why = "an int8 KV cache finds a scale for each token by itself: leave it out"
-        elif cache not in ("fp8", "fp8_e4m3"):
-            why = f"it has scales of an e4m3 KV cache: set kv_cache_dtype to fp8, not {cache}"
-        elif self.calculate_kv_scales:
-            why = "it has the scales of all layers: leave calculate_kv_scales out"
-        if why:
-            raise ConfigError(
-                f"quantization_param_path={path!r} can't be used: {why}.",
-                param="quantization_param_path",
-            )
-
-    def _check_kv_tiers(self) -> None:
-        """Raise `ConfigError` for KV tiers and events without effect."""
-        if self.preemption_mode == "swap" and not self.swap_space:
-            raise ConfigError(
-                "preemption_mode='swap' needs a swap_space above 0.", param="preemption_mode"
-            )
-        if self.kv_offloading_backend != NATIVE and not self.kv_offloading_size:
-            raise ConfigError(
-                "kv_offloading_backend needs a kv_offloading_size above 0, the bytes that the "
-                "folder or store may take.",
-                param="kv_offloading_backend",
-            )
-        if self.ec_transfer_config and not self.kv_offloading_size:
-            raise ConfigError(
-                "ec_transfer_config needs a kv_offloading_size above 0, the bytes that outputs of "
-                "encoders and KV blocks may take.",
-                param="ec_transfer_config",
-            )
-        scheme, separator, _ = self.kv_offloading_backend.partition("://")
-        if separator and scheme not in REMOTE_SCHEMES:
-            raise ConfigError(
-                f"kv_offloading_backend can't be of {scheme}://; URLs begin with "
-                f"{', '.join(f'{scheme}://' for scheme in REMOTE_SCHEMES)}.",
-                param="kv_offloading_backend",
-            )
-        events = KVEventsConfig.from_mapping(self.kv_events_config or {})
-        if events.publishes and not self.enable_prefix_caching:
-            raise ConfigError(
-                "kv_events_config needs enable_prefix_caching.", param="kv_events_config"
-            )
-        if self.kv_offloading_size and not self.enable_prefix_caching:
-            raise ConfigError(
-                "kv_offloading_size needs enable_prefix_caching.", param="kv_offloading_size"
-            )
 
     def _set_defaults(self) -> None:
         """Limit the default of `max_num_seqs` to a small token budget; explicit values aren't
