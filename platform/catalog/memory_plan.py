@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from django.template.defaultfilters import filesizeformat
 
+from catalog.devices import visible_devices
 from catalog.model_details import checkpoint_of
 from catalog.models import ServedModel
 from catalog.sizing import estimate_memory
@@ -33,7 +34,8 @@ def plan_memory(model: ServedModel, node: str = "") -> MemoryPlan | None:
     checkpoint's files. Raises `ConfigError` for invalid settings.
     """
     checkpoint = checkpoint_of(model.source, model.settings)
-    on_cpu = model.settings.get("device", "auto") in ("auto", "cpu")
+    device = model.settings.get("device", "auto")
+    on_cpu = device == "cpu" or (device == "auto" and not visible_devices())
     if checkpoint is None or not on_cpu or model.node not in ("", node or socket.gethostname()):
         return None
     # A KV cache without a configured size uses the remaining memory.

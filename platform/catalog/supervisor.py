@@ -7,13 +7,11 @@ loses nothing; the desired state is in the rows.
 from __future__ import annotations
 
 import logging
-import os
 import re
 import socket
 import time
 from collections.abc import Sequence
 from datetime import datetime
-from pathlib import Path
 
 import redis
 from django.conf import settings
@@ -21,6 +19,7 @@ from django.db import DatabaseError, InterfaceError, close_old_connections
 from django.db.models import Q
 
 from catalog import heartbeats
+from catalog.devices import device_environment, visible_devices
 from catalog.engine_settings import replica_command
 from catalog.heartbeats import read_heartbeats, registered_replicas
 from catalog.idle import IdleMonitor, unload_idle_model
@@ -95,31 +94,6 @@ def replica_id_of(model: ServedModel, index: int, node: str) -> str:
     """A replica's id, which is stable over restarts, so that it keeps its inbox."""
     name = re.sub(r"[^A-Za-z0-9._-]+", "-", model.name)[:60]
     return f"{name}-{model.pk}-{index}@{node}"
-
-
-#: Where NVIDIA's driver lists GPUs as `nvidia0` and so on.
-DEVICE_FILES = Path("/dev")
-
-
-def visible_devices() -> list[str]:
-    """GPUs that replicas may use: those of `CUDA_VISIBLE_DEVICES`, or all of the machine."""
-    names = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if names is None:
-        return [str(number) for number in range(len(list(DEVICE_FILES.glob("nvidia[0-9]*"))))]
-    return [name.strip() for name in names.split(",") if name.strip()]
-
-
-def device_environment(number: int, num_ranks: int, devices: Sequence[str]) -> dict[str, str]:
-    """Environment that assigns a replica its devices, round-robin; {} if there is no choice.
-
-    Args:
-        number: the replica's; those of one model are numbered without gaps.
-        num_ranks: number of devices that it uses.
-    """
-    if len(devices) <= num_ranks:
-        return {}
-    ranks = range(number * num_ranks, (number + 1) * num_ranks)
-    return {"CUDA_VISIBLE_DEVICES": ",".join(devices[rank % len(devices)] for rank in ranks)}
 
 
 class Supervisor:

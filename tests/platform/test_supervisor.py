@@ -18,14 +18,10 @@ from django.db import OperationalError
 
 from catalog import actions
 from catalog.checkpoint import Checkpoint
+from catalog.devices import device_environment, visible_devices
 from catalog.heartbeats import publish_replica_exit
 from catalog.models import Replica, ReplicaState, ServedModel
-from catalog.supervisor import (
-    Supervisor,
-    device_environment,
-    replica_id_of,
-    visible_devices,
-)
+from catalog.supervisor import Supervisor, replica_id_of
 from engine.contract import messages as protocol
 from engine.contract import redis_keys
 from engine.contract.messages import EngineRequest, ReplicaEvent
@@ -120,7 +116,7 @@ def test_two_replicas_get_the_two_devices_of_the_machine(
         (tmp_path / "dev").mkdir(exist_ok=True)
         (tmp_path / "dev" / name).touch()
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    monkeypatch.setattr("catalog.supervisor.DEVICE_FILES", tmp_path / "dev")
+    monkeypatch.setattr("catalog.devices.DEVICE_FILES", tmp_path / "dev")
     supervisor._devices = visible_devices()
     call_command("load_model", folder, "--name", "m", "--replicas", "2")
     tick_until(supervisor, ready(2), "two replicas are ready")
