@@ -15,6 +15,18 @@ from engine.contract.errors import ConfigError
 OFFLOADING_CONNECTOR = "OffloadingConnector"
 #: Combines the connectors that `connectors` in its `kv_connector_extra_config` lists.
 MULTI_CONNECTOR = "MultiConnector"
+#: By vLLM's name of a connector whose package has it: module and class.
+PACKAGED_CONNECTORS = {
+    "LMCacheConnectorV1": (
+        "lmcache.integration.vllm.lmcache_connector_v1",
+        "LMCacheConnectorV1Dynamic",
+    ),
+    "MooncakeConnector": ("mooncake.mooncake_connector_v1", "MooncakeConnector"),
+    "NixlConnector": (
+        "vllm.distributed.kv_transfer.kv_connector.v1.nixl_connector",
+        "NixlConnector",
+    ),
+}
 KV_BOTH, KV_PRODUCER, KV_CONSUMER = "kv_both", "kv_producer", "kv_consumer"
 KV_ROLES = (KV_BOTH, KV_PRODUCER, KV_CONSUMER)
 #: Storage of offloaded blocks: host memory, or else a folder, a store with one of these URLs, or
@@ -36,8 +48,8 @@ class KVTransferConfig:
     """Settings of a connector. Raises `ConfigError` for a value out of range.
 
     Attributes:
-        kv_connector: class name; `OffloadingConnector`, `MultiConnector`, or a class of
-            `kv_connector_module_path`.
+        kv_connector: class name; `OffloadingConnector`, `MultiConnector`, one of
+            `PACKAGED_CONNECTORS`, or a class of `kv_connector_module_path`.
         kv_role: kv_producer only saves blocks, kv_consumer only loads them, kv_both does both.
         kv_connector_module_path: importable module of a connector that isn't Quire's.
         kv_connector_extra_config: settings of the connector.
@@ -60,6 +72,13 @@ class KVTransferConfig:
     def loads(self) -> bool:
         """Whether blocks are loaded."""
         return self.kv_role != KV_PRODUCER
+
+    @property
+    def class_path(self) -> tuple[str, str]:
+        """Module and class of a connector that isn't Quire's; "" for an unknown module."""
+        if self.kv_connector_module_path is not None:
+            return self.kv_connector_module_path, self.kv_connector
+        return PACKAGED_CONNECTORS.get(self.kv_connector, ("", self.kv_connector))
 
     @classmethod
     def from_mapping(cls, values: Mapping[str, Any]) -> Self:
@@ -95,7 +114,7 @@ class KVTransferConfig:
                     "kv_offloading_size, kv_offloading_backend and swap_space.",
                     param=_PARAM,
                 )
-        elif config.kv_connector_module_path is None:
+        elif not config.class_path[0]:
             raise ConfigError(
                 f"kv_connector={config.kv_connector!r} needs kv_connector_module_path, the module "
                 f"of its class. Of Quire are {OFFLOADING_CONNECTOR} and {MULTI_CONNECTOR}.",

@@ -261,9 +261,15 @@ def _ranks_reason(config: EngineConfig) -> str:
 
 def _load_connector(settings: KVTransferConfig, worker: Worker) -> KVConnectorBase:
     """Create a connector of another package. Raises `ConfigError`."""
-    module, name = str(settings.kv_connector_module_path), settings.kv_connector
+    module, name = settings.class_path
     try:
         kind = getattr(importlib.import_module(module), name)
+    except ModuleNotFoundError as error:
+        raise ConfigError(
+            f"kv_connector={settings.kv_connector!r} needs the package "
+            f"{str(error.name).partition('.')[0]}, which isn't installed.",
+            param="kv_transfer_config",
+        ) from error
     except (ImportError, AttributeError) as error:
         raise ConfigError(
             f"kv_connector {module}.{name} can't be imported: {error}", param="kv_transfer_config"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 
 from engine.contract.engine_config import EngineConfig
 from engine.contract.errors import ConfigError
+from engine.contract.kv_transfer_config import PACKAGED_CONNECTORS
 from engine.contract.messages import EngineRequest
 from engine.contract.sampling_params import SamplingParams
 from engine.core.engine_core import EngineCore
@@ -343,6 +345,44 @@ def test_a_connector_of_another_package_saves_and_loads(model_folder: Folder) ->
     assert run(core, prompts) == expected
     assert len(loaded) == 4 + 2
     assert connector.finished == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    ("name", "package"),
+    [
+        ("LMCacheConnectorV1", "lmcache"),
+        ("MooncakeConnector", "mooncake"),
+        ("NixlConnector", "vllm"),
+    ],
+)
+def test_a_connector_of_vllms_runs_from_its_package_or_names_it(
+    model_folder: Folder,
+    name: str,
+    package: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The package is a stand-in, with a class that keeps to Quire's interface."""
+    config = {"kv_connector": name, "kv_role": "kv_both"}
+    monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(ConfigError, match=f"needs the package {package}, which") as refusal:
+        make(model_folder("llama"), kv_transfer_config=config)
+    assert refusal.value.param == "kv_transfer_config"
+    monkeypatch.undo()
+    module, class_name = PACKAGED_CONNECTORS[name]
+    file = tmp_path.joinpath(*module.split(".")).with_suffix(".py")
+    file.parent.mkdir(parents=True)
+    source = "tests.engine.kv_transfer.outside"
+    file.write_text(f"from {source} import DictConnector as {class_name}\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    core = make(model_folder("llama"), kv_transfer_config=config)
+    prompts = {"a": prompt(1, 70)}
+    expected = run(core, prompts)
+    forget_kv_cache(core)
+    assert run(core, prompts) == expected
+    assert len(core.scheduler.kv_connector.blocks) == 4  # type: ignore[union-attr]
+    for loaded in [loaded for loaded in sys.modules if loaded.partition(".")[0] == package]:
+        del sys.modules[loaded]
 
 
 @pytest.mark.parametrize("name", ["NoConnector", "Missing"])
