@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 
+from engine.contract.kv_transfer_config import EC_BOTH, EC_CONSUMER, EC_PRODUCER, KV_PRODUCER
 from engine.contract.lora import AdapterStatus
 from engine.contract.metrics import Histogram
 from engine.contract.redis_keys import KEY_PREFIX
@@ -366,12 +367,25 @@ class KVHandover(msgspec.Struct, omit_defaults=True, kw_only=True, frozen=True):
             hex digits: replicas with the same one can load one another's blocks.
         step_tokens: token budget of a step: shorter prompts need only one.
         address: tcp://HOST:PORT where it serves its blocks; "": they are in a storage.
+        ec_role: its `ec_role`: ec_producer only encodes for others, which load what it has saved;
+            "": encoder outputs aren't saved.
     """
 
     role: str
     key_space: str
     step_tokens: int
     address: str = ""
+    ec_role: str = ""
+
+    @property
+    def only_prepares(self) -> bool:
+        """Whether it computes prompts, or encodes, for replicas that answer."""
+        return self.role == KV_PRODUCER or self.ec_role == EC_PRODUCER
+
+    @property
+    def loads_encodings(self) -> bool:
+        """Whether it loads encoder outputs of other replicas."""
+        return self.ec_role in (EC_BOTH, EC_CONSUMER)
 
 
 class Heartbeat(msgspec.Struct, omit_defaults=True, kw_only=True):

@@ -16,7 +16,7 @@ from engine.contract.errors import (
     InvalidRequest,
     QuireError,
 )
-from engine.contract.kv_transfer_config import KVTransferConfig
+from engine.contract.kv_transfer_config import EC_PRODUCER, ECTransferConfig, KVTransferConfig
 from engine.contract.messages import (
     SLEEP_LEVELS,
     SLEEP_TAGS,
@@ -151,8 +151,10 @@ class EngineCore:
 
     @property
     def only_saves_kv(self) -> bool:
-        """Whether this replica computes prompts for other replicas."""
-        return self.scheduler.kv_connector is not None and not self._kv_settings.loads
+        """Whether this replica computes prompts, or encodes, for other replicas."""
+        if self.scheduler.kv_connector is None:
+            return False
+        return not self._kv_settings.loads or self._ec_role == EC_PRODUCER
 
     @property
     def kv_handover(self) -> KVHandover | None:
@@ -165,7 +167,13 @@ class EngineCore:
             key_space=key_space,
             step_tokens=self.capacity.token_budget,
             address=connector.address,
+            ec_role=self._ec_role,
         )
+
+    @property
+    def _ec_role(self) -> str:
+        values = self.config.ec_transfer_config
+        return ECTransferConfig.from_mapping(values).ec_role if values else ""
 
     def use_kv_connector(self, connector: KVConnectorBase | None) -> None:
         """Save and load KV blocks with a connector; None: stop doing so."""

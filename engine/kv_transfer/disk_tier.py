@@ -164,7 +164,7 @@ class DiskTier(StorageTier):
             os.close(descriptor)
         self._ends[name] = offset
 
-    def read(self, key: bytes, namespace: str) -> Payload | None:
+    def read(self, key: bytes, namespace: str, tenant: str = "") -> Payload | None:
         if (location := self._index.get(key)) is None:
             return None
         try:

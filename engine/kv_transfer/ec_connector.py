@@ -55,9 +55,11 @@ class ECConnector:
         self._saves, self._loads = saves, loads
 
     def start_read_ahead(
-        self, keys: Sequence[bytes], tenant: str, namespace: str
+        self, keys: Sequence[bytes], tenant: str, namespace: str, source: str = ""
     ) -> list[Future[None]]:
-        """Read outputs of a request's items where `start_load_caches` finds them."""
+        """Read outputs of a request's items where `start_load_caches` finds them. `source`: see
+        `StorageTier.read_sequence`.
+        """
         storage = self._storage
         if storage is None or not self._loads or storage.hangs:
             return []
@@ -69,10 +71,11 @@ class ECConnector:
                 more = partial(self._keys_after, first)
             else:
                 missing = [key for key in self._keys_after(first, payload) if key not in self._host]
-            if missing and storage.tier.may_contain(missing[0]):
-                readings.append(
-                    storage.read_ahead(missing, tenant, namespace, READ_TIMEOUT_S, more=more)
+            if missing and (source or storage.tier.may_contain(missing[0])):
+                reading = storage.read_ahead(
+                    missing, tenant, namespace, READ_TIMEOUT_S, source=source, more=more
                 )
+                readings.append(reading)
         return readings
 
     def start_load_caches(self, key: bytes) -> Tensor | None:

@@ -89,7 +89,7 @@ class PeerTier(StorageTier):
     def may_contain(self, key: bytes) -> bool:
         return key in self._records
 
-    def read(self, key: bytes, namespace: str) -> Payload | None:
+    def read(self, key: bytes, namespace: str, tenant: str = "") -> Payload | None:
         if (record := self._records.get(key)) is None:
             return None
         try:
@@ -99,7 +99,7 @@ class PeerTier(StorageTier):
             return None
 
     def read_sequence(
-        self, keys: Sequence[bytes], namespace: str, source: str = ""
+        self, keys: Sequence[bytes], namespace: str, source: str = "", tenant: str = ""
     ) -> Iterator[Payload]:
         if not source:
             yield from super().read_sequence(keys, namespace)

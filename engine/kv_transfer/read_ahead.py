@@ -93,7 +93,9 @@ class ReadAhead:
         host, tier = self._host, storage.tier
 
         def is_saved(key: bytes) -> bool:
-            return key in host or (time.monotonic() < deadline and tier.is_stored(key))
+            return key in host or (
+                time.monotonic() < deadline and tier.is_stored(key, request.tenant)
+            )
 
         def keys_to_read() -> list[bytes]:
             num_blocks = keys.longest_hit(hashes[first:], functools.cache(is_saved))

@@ -102,27 +102,25 @@ class RedisStore(RemoteStore):
         register = self._client.register_script
         self._set, self._get, self._delete = register(_SET), register(_GET), register(_DELETE)
 
-    def get(self, key: bytes) -> bytes | None:
+    def get(self, key: bytes, owner: bytes) -> bytes | None:
         with _store_errors():
             arguments: list[Any] = [self._member(key), _OWNER.start + 1, _OWNER.stop]
             record: bytes | None = self._get([_INDEX, _PREFIX + key], arguments)
             return record
 
-    def contains(self, key: bytes) -> bool:
+    def contains(self, key: bytes, owner: bytes) -> bool:
         with _store_errors():
             return bool(self._client.exists(_PREFIX + key))
 
-    def set(self, key: bytes, record: bytes) -> None:
+    def set(self, key: bytes, owner: bytes, record: bytes) -> None:
         with _store_errors():
-            owner = record[_OWNER]
             arguments: list[Any] = [self._member(key), record, self._capacity, _PREFIX, owner]
             keys = [_INDEX + owner, _USED_BYTES, _PREFIX + key, _OWNERS, _OLD_INDEX]
             self._set(keys, [*arguments, _INDEX])
 
-    def delete(self, key: bytes) -> None:
+    def delete(self, key: bytes, owner: bytes) -> None:
         with _store_errors():
             name = _PREFIX + key
-            owner: Any = self._client.getrange(name, _OWNER.start, _OWNER.stop - 1)
             arguments: list[Any] = [self._member(key), self._record_bytes, owner]
             self._delete([_INDEX + owner, _USED_BYTES, name, _OWNERS], arguments)
 

@@ -45,26 +45,27 @@ class StoreError(Exception):
 
 
 class RemoteStore(ABC):
-    """Records by key, all of the same length, least recently used ones evicted.
+    """Records by key, all of the same length. Of the owner (see `BlockCipher.owner_tag`) that has
+    the most, the least recently used are evicted.
 
     All methods but `close` raise `StoreError`, within `TIMEOUT_S` or a few times that.
     """
 
     @abstractmethod
-    def get(self, key: bytes) -> bytes | None:
-        """A record; None: there is none."""
+    def get(self, key: bytes, owner: bytes) -> bytes | None:
+        """An owner's record; None: there is none."""
 
     @abstractmethod
-    def contains(self, key: bytes) -> bool:
-        """Whether there is a record."""
+    def contains(self, key: bytes, owner: bytes) -> bool:
+        """Whether an owner has a record."""
 
     @abstractmethod
-    def set(self, key: bytes, record: bytes) -> None:
-        """Store a record; others are evicted where the store's capacity requires it."""
+    def set(self, key: bytes, owner: bytes, record: bytes) -> None:
+        """Store an owner's record; others are evicted where the store's capacity requires it."""
 
     @abstractmethod
-    def delete(self, key: bytes) -> None:
-        """Remove a record, if there is one."""
+    def delete(self, key: bytes, owner: bytes) -> None:
+        """Remove an owner's record, if there is one."""
 
     @abstractmethod
     def records(self) -> Iterator[tuple[bytes, bytes]]:
@@ -123,21 +124,21 @@ class RemoteTier(StorageTier):
     def may_contain(self, key: bytes) -> bool:
         return not self.is_paused
 
-    def is_stored(self, key: bytes) -> bool:
+    def is_stored(self, key: bytes, tenant: str) -> bool:
         if self.is_paused:
             return False
         try:
-            return self._store.contains(key)
+            return self._store.contains(key, self._get_cipher().owner_tag(tenant))
         except StoreError as error:
             self._pause("read_error", error)
             return False
 
-    def read(self, key: bytes, namespace: str) -> Payload | None:
+    def read(self, key: bytes, namespace: str, tenant: str = "") -> Payload | None:
         if self.is_paused:
             return None
         try:
             cipher = self._get_cipher()
-            record = self._store.get(key)
+            record = self._store.get(key, cipher.owner_tag(tenant))
         except StoreError as error:
             self._pause("read_error", error)
             return None
@@ -152,14 +153,14 @@ class RemoteTier(StorageTier):
         return payload
 
     def read_sequence(
-        self, keys: Sequence[bytes], namespace: str, source: str = ""
+        self, keys: Sequence[bytes], namespace: str, source: str = "", tenant: str = ""
     ) -> Iterator[Payload]:
         reads: deque[Future[Payload | None]] = deque()
         remaining = iter(keys)
         try:
             while True:
                 for key in itertools.islice(remaining, NUM_PARALLEL_READS - len(reads)):
-                    reads.append(self._readers.submit(self.read, key, namespace))
+                    reads.append(self._readers.submit(self.read, key, namespace, tenant))
                 if not reads or (payload := reads.popleft().result()) is None:
                     return
                 yield payload
@@ -173,8 +174,9 @@ class RemoteTier(StorageTier):
         try:
             cipher = self._get_cipher()
             nonce, sealed = cipher.seal(key, payload, namespace)
-            header = RecordHeader.for_block(key, nonce, sealed, cipher.owner_tag(tenant))
-            self._store.set(key, header.pack() + sealed)
+            owner = cipher.owner_tag(tenant)
+            header = RecordHeader.for_block(key, nonce, sealed, owner)
+            self._store.set(key, owner, header.pack() + sealed)
         except StoreError as error:
             self._pause("write_error", error)
             return False
@@ -199,7 +201,7 @@ class RemoteTier(StorageTier):
         seconds = time.perf_counter() - started
         self._record_stored(key, is_stored=False)
         try:
-            self._store.delete(key)
+            self._store.delete(key, self._get_cipher().owner_tag(""))
         except StoreError as error:
             self._pause("write_error", error)
         return 0.0 if self.is_paused else seconds

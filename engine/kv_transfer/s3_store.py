@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import re
 import threading
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from datetime import datetime
+from typing import NamedTuple
 from urllib.parse import urlsplit
 
 import boto3
@@ -18,7 +20,8 @@ from engine.contract.errors import ConfigError
 from engine.kv_transfer.remote_tier import TIMEOUT_S, RemoteStore, StoreError
 
 #: A bucket may hold other things, which are never deleted.
-_RECORD_NAME = re.compile(r"[0-9a-f]{64}\.kv")
+#: Releases before the owner's was part of it wrote names without.
+_RECORD_NAME = re.compile(r"(?:([0-9a-f]{8})/)?([0-9a-f]{64})\.kv")
 _SECRET = "secret"
 #: The bucket is listed, and the oldest records are deleted, whenever a 32nd of the capacity was
 #: written; so much is kept free.
@@ -27,10 +30,21 @@ _NUM_PARTS = 32
 _MAX_DELETED = 1000
 
 
+class _Listed(NamedTuple):
+    """A record in a bucket's list. `owner`: hexadecimal; "": unknown."""
+
+    written_at: datetime
+    name: str
+    owner: str
+    key: bytes
+    size: int
+
+
 class S3Store(RemoteStore):
     """Records as objects of a bucket, below a prefix.
 
-    S3 doesn't say when an object was read: those written first are deleted first. Each replica
+    S3 doesn't say when an object was read: of the owner with the most bytes, what was written first
+    is deleted first, so that none can push out what others have within an equal share. Each replica
     counts what it has written alone, so N of them may be over the capacity by N parts of 32 less
     the one that is kept free.
     """
@@ -72,43 +86,44 @@ class S3Store(RemoteStore):
                 param="kv_offloading_backend",
             ) from error
 
-    def get(self, key: bytes) -> bytes | None:
-        return self._get_object(self._name(key))
+    def get(self, key: bytes, owner: bytes) -> bytes | None:
+        return self._get_object(self._name(key, owner))
 
-    def contains(self, key: bytes) -> bool:
+    def contains(self, key: bytes, owner: bytes) -> bool:
         with _store_errors():
             try:
-                self._client.head_object(Bucket=self._bucket, Key=self._name(key))
+                self._client.head_object(Bucket=self._bucket, Key=self._name(key, owner))
             except ClientError as error:
                 if error.response.get("Error", {}).get("Code") in ("404", "NoSuchKey"):
                     return False
                 raise
             return True
 
-    def set(self, key: bytes, record: bytes) -> None:
+    def set(self, key: bytes, owner: bytes, record: bytes) -> None:
         with self._lock:
             self._unlisted_bytes += len(record)
             is_due = self._unlisted_bytes * _NUM_PARTS > self._capacity
         if is_due:
             self._make_space(len(record))
         with _store_errors():
-            self._client.put_object(Bucket=self._bucket, Key=self._name(key), Body=record)
+            name = self._name(key, owner)
+            self._client.put_object(Bucket=self._bucket, Key=name, Body=record)
         with self._lock:
             self._used_bytes += len(record)
 
-    def delete(self, key: bytes) -> None:
+    def delete(self, key: bytes, owner: bytes) -> None:
         with _store_errors():
-            self._client.delete_object(Bucket=self._bucket, Key=self._name(key))
+            self._client.delete_object(Bucket=self._bucket, Key=self._name(key, owner))
 
     def records(self) -> Iterator[tuple[bytes, bytes]]:
         with _store_errors():
-            for _, name, _ in self._list():
-                if (record := self._get_object(name)) is not None:  # deleted meanwhile
-                    yield bytes.fromhex(name.removeprefix(self._prefix)[: -len(".kv")]), record
+            for listed in self._list():
+                if (record := self._get_object(listed.name)) is not None:  # deleted meanwhile
+                    yield listed.key, record
 
     def clear(self) -> int:
         with _store_errors():
-            names = [name for _, name, _ in self._list()]
+            names = [listed.name for listed in self._list()]
             self._delete_objects(names)
         return len(names)
 
@@ -134,8 +149,8 @@ class S3Store(RemoteStore):
     def close(self) -> None:
         self._client.close()
 
-    def _name(self, key: bytes) -> str:
-        return f"{self._prefix}{key.hex()}.kv"
+    def _name(self, key: bytes, owner: bytes) -> str:
+        return f"{self._prefix}{owner.hex()}/{key.hex()}.kv"
 
     def _get_object(self, name: str) -> bytes | None:
         with _store_errors():
@@ -148,13 +163,15 @@ class S3Store(RemoteStore):
             body: bytes = response["Body"].read()
             return body
 
-    def _list(self) -> Iterator[tuple[Any, str, int]]:
-        """(time of writing, name, bytes) of all records."""
+    def _list(self) -> Iterator[_Listed]:
+        """All records."""
         pages = self._client.get_paginator("list_objects_v2")
         for page in pages.paginate(Bucket=self._bucket, Prefix=self._prefix):
             for entry in page.get("Contents", ()):
-                if _RECORD_NAME.fullmatch(entry["Key"].removeprefix(self._prefix)):
-                    yield entry["LastModified"], entry["Key"], entry["Size"]
+                name = entry["Key"]
+                if match := _RECORD_NAME.fullmatch(name.removeprefix(self._prefix)):
+                    owner, key = match[1] or "", bytes.fromhex(match[2])
+                    yield _Listed(entry["LastModified"], name, owner, key, entry["Size"])
 
     def _delete_objects(self, names: Sequence[str]) -> None:
         for start in range(0, len(names), _MAX_DELETED):
@@ -164,17 +181,23 @@ class S3Store(RemoteStore):
                 raise StoreError(f"{len(errors)} records can't be deleted: {errors[0]}")
 
     def _make_space(self, num_bytes: int) -> None:
-        """Delete the oldest records, so that a part of the capacity, or `num_bytes`, is free."""
+        """Delete records, so that a part of the capacity, or `num_bytes`, is free."""
         with _store_errors():
-            records = list(self._list())
-            used = sum(size for _, _, size in records)
+            owned: dict[str, list[_Listed]] = {}
+            owner_bytes = Counter[str]()
+            for listed in sorted(self._list(), reverse=True):  # the oldest last
+                owned.setdefault(listed.owner, []).append(listed)
+                owner_bytes[listed.owner] += listed.size
+            used = owner_bytes.total()
             limit = self._capacity - max(num_bytes, self._capacity // _NUM_PARTS)
             names: list[str] = []
-            for _, name, size in sorted(records):
-                if used <= limit:
-                    break
-                used -= size
-                names.append(name)
+            while used > limit:
+                # No reader asks for those that have no owner.
+                owner = "" if owned.get("") else owner_bytes.most_common(1)[0][0]
+                oldest = owned[owner].pop()
+                owner_bytes[owner] -= oldest.size
+                used -= oldest.size
+                names.append(oldest.name)
             self._delete_objects(names)
         with self._lock:
             self._unlisted_bytes, self._used_bytes = 0, used

@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 
 from engine.kv_transfer.block_buffers import Payload
 from engine.kv_transfer.host_tier import HostTier
@@ -135,10 +136,11 @@ class StorageQueue:
             if time.monotonic() < min(deadline, self._closes_at):
                 if refresh:
                     self.tier.refresh()
-                blocks = self._read_blocks(keys, namespace, source, deadline)
+                read = partial(self._read_blocks, tenant, namespace, source, deadline)
+                blocks = read(keys)
                 if more is not None and blocks:
                     following = more(blocks[0][1])
-                    blocks += self._read_blocks(following, namespace, source, deadline)
+                    blocks += read(following)
                     keys = [*keys, *following]
             if len(blocks) < len(keys) and time.monotonic() > deadline:
                 self.tier.count_failure("late")
@@ -161,10 +163,10 @@ class StorageQueue:
                 return
 
     def _read_blocks(
-        self, keys: Sequence[bytes], namespace: str, source: str, deadline: float
+        self, tenant: str, namespace: str, source: str, deadline: float, keys: Sequence[bytes]
     ) -> list[tuple[bytes, Payload]]:
         blocks: list[tuple[bytes, Payload]] = []
-        for payload in self.tier.read_sequence(keys, namespace, source):
+        for payload in self.tier.read_sequence(keys, namespace, source, tenant):
             blocks.append((keys[len(blocks)], payload))
             if time.monotonic() > min(deadline, self._closes_at):
                 break

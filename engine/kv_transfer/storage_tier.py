@@ -167,25 +167,25 @@ class StorageTier(ABC):
     def may_contain(self, key: bytes) -> bool:
         """Whether a block is worth a try to read it."""
 
-    def is_stored(self, key: bytes) -> bool:
-        """Whether the storage has a block now; asks it where it isn't indexed."""
+    def is_stored(self, key: bytes, tenant: str) -> bool:
+        """Whether the storage has a tenant's block now; asks it where it isn't indexed."""
         return self.may_contain(key)
 
     @abstractmethod
-    def read(self, key: bytes, namespace: str) -> Payload | None:
-        """A block that is as it was written; None: there is none. One that can't be used is
-        counted, and not tried again.
+    def read(self, key: bytes, namespace: str, tenant: str = "") -> Payload | None:
+        """A tenant's block that is as it was written; None: there is none. One that can't be used
+        is counted, and not tried again.
         """
 
     def read_sequence(
-        self, keys: Sequence[bytes], namespace: str, source: str = ""
+        self, keys: Sequence[bytes], namespace: str, source: str = "", tenant: str = ""
     ) -> Iterator[Payload]:
-        """Blocks of one sequence, in its order, up to the first that can't be read.
+        """Blocks of a tenant's sequence, in its order, up to the first that can't be read.
 
         `source`: address of the replica that has them; "": they are in the storage.
         """
         for key in keys:
-            if (payload := self.read(key, namespace)) is None:
+            if (payload := self.read(key, namespace, tenant)) is None:
                 return
             yield payload
 

@@ -16,7 +16,6 @@ from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
 from engine.contract import redis_keys
-from engine.contract.kv_transfer_config import KV_PRODUCER
 from engine.contract.message_version import MESSAGE_VERSION, is_compatible
 from engine.contract.messages import (
     HEARTBEAT_TIMEOUT_S,
@@ -120,9 +119,9 @@ class Replica:
 
     @property
     def only_prefills(self) -> bool:
-        """Whether it prefills for other replicas, and decodes only while no other replica can."""
+        """Whether it prefills or encodes for others, and decodes only while no other can."""
         handover = self.heartbeat.kv_handover
-        return handover is not None and handover.role == KV_PRODUCER
+        return handover is not None and handover.only_prepares
 
     @property
     def kv_address(self) -> str:

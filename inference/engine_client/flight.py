@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from common.log_context import request_fields
+from engine.contract.kv_transfer_config import EC_PRODUCER
 from engine.contract.messages import EngineRequest, FlightRecord, Heartbeat, OutboxBatch, TokenDelta
 from engine.contract.redis_keys import prefill_request_id
 from engine.contract.replica_state import Numerics
@@ -187,16 +188,22 @@ class InFlightRequest:
         )
 
     def assign_prefill(self, beat: Heartbeat, kv_peer: str) -> EngineRequest:
-        """Start an attempt that only computes the prompt; return the message to send.
+        """Start an attempt that only computes the prompt, up to its last media where the replica
+        encodes; return the message to send.
 
         `kv_peer`: the address at which the replica serves its blocks.
         """
+        request = self.request
+        end = len(request.prompt_token_ids)
+        if beat.kv_handover is not None and beat.kv_handover.ec_role == EC_PRODUCER:
+            end = max((item.end for item in request.media), default=end)
         self.is_prefilling = self.prefilled = True
         self.kv_peer = kv_peer
         self._begin_attempt(beat)
         return msgspec.structs.replace(
-            self.request,
+            request,
             request_id=self.engine_id,
+            prompt_token_ids=request.prompt_token_ids[:end],
             sampling=SamplingParams(max_tokens=1, temperature=0.0),
             token_cap=None,
             isolated=self.runs_isolated,

@@ -1,4 +1,6 @@
-"""`PrefillPlanner`: decides which prompts a prefill replica computes before another one decodes."""
+"""`PrefillPlanner`: decides which prompts are computed, or their media encoded, by another replica
+than the one that decodes.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +9,7 @@ from array import array
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 
-from engine.contract.kv_transfer_config import KV_PRODUCER
+from engine.contract.kv_transfer_config import EC_PRODUCER, KV_PRODUCER
 from engine.contract.messages import Heartbeat
 from inference.engine_client.fleet import Replica, choose_replica
 from inference.engine_client.flight import InFlightRequest
@@ -15,7 +17,8 @@ from inference.engine_client.flight import InFlightRequest
 
 class PrefillPlanner:
     """Sends a prompt to a prefill replica if the replica that decodes it would need several steps
-    to compute it, judging by what this gateway has sent there before.
+    to compute it, judging by what this gateway has sent there before. One with media goes to a
+    replica that encodes.
     """
 
     def __init__(self) -> None:
@@ -25,21 +28,28 @@ class PrefillPlanner:
     def choose(
         self, flight: InFlightRequest, replicas: Sequence[Replica], decode: Replica, slack: int
     ) -> Replica | None:
-        """The replica that computes a flight's prompt for `decode`; None if `decode` does.
+        """The replica that computes a flight's prompt, or encodes its media, for `decode`; None if
+        `decode` does.
 
         `slack`: how many more requests than `decode` a prefill replica may have.
         """
         handover = decode.heartbeat.kv_handover
-        if handover is None or handover.role == KV_PRODUCER or not flight.can_be_prefilled:
+        if handover is None or handover.only_prepares or not flight.can_be_prefilled:
             return None
-        producers = [
-            replica
-            for replica in replicas
-            if (theirs := replica.heartbeat.kv_handover) is not None
-            and (theirs.role, theirs.key_space) == (KV_PRODUCER, handover.key_space)
-            and replica.ready
-            and not (replica.silent or replica.heartbeat.paused)
-        ]
+        encodes = bool(flight.request.media) and handover.loads_encodings
+        producers, encoders = [], []
+        for replica in replicas:
+            theirs = replica.heartbeat.kv_handover
+            is_available = replica.ready and not (replica.silent or replica.heartbeat.paused)
+            if theirs is None or theirs.key_space != handover.key_space or not is_available:
+                continue
+            if theirs.role == KV_PRODUCER:
+                producers.append(replica)
+            elif theirs.ec_role == EC_PRODUCER and encodes:
+                encoders.append(replica)
+        for encoder in encoders:
+            if encoder.load <= decode.load + slack:
+                return encoder
         if not producers:
             return None
         num_new_tokens = self._record_prefixes(flight, handover.step_tokens, decode.heartbeat)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import uuid
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
@@ -10,10 +11,13 @@ from typing import Any
 import pytest
 
 from engine.contract import redis_keys
+from engine.contract.messages import EngineRequest, MediaItem
 from engine.contract.replica_state import KVHandover
+from engine.contract.sampling_params import SamplingParams
 from engine.text import Tokenizer
 from inference.engine_client.client import get_engine_client
 from inference.engine_client.failover import _base_request_ids
+from inference.engine_client.flight import Submission
 from tests.fakes.fake_replica import FakeReplica
 from tests.inference.conftest import Gateway, until
 from tests.inference.failing_over import (
@@ -34,9 +38,11 @@ ADDRESS = "tcp://10.0.0.1:5600"
 
 
 def handover(
-    role: str, key_space: str = "k", step_tokens: int = STEP, address: str = ""
+    role: str, key_space: str = "k", step_tokens: int = STEP, address: str = "", ec_role: str = ""
 ) -> KVHandover:
-    return KVHandover(role=role, key_space=key_space, step_tokens=step_tokens, address=address)
+    return KVHandover(
+        role=role, key_space=key_space, step_tokens=step_tokens, address=address, ec_role=ec_role
+    )
 
 
 @asynccontextmanager
@@ -134,6 +140,71 @@ async def test_a_replica_whose_blocks_others_cant_load_computes_no_prompt_for_th
         await read(start(gateway))
     received = [*producer.received, *consumer.received]
     assert [request.prefilled for request in received] == [False]
+
+
+@asynccontextmanager
+async def encoding(gateway: Gateway, **options: Any) -> AsyncIterator[list[FakeReplica]]:
+    """A replica that encodes, and one that answers."""
+    async with AsyncExitStack() as stack:
+        handovers = [handover("kv_both", ec_role=role) for role in ("ec_producer", "ec_consumer")]
+        fakes = [
+            gateway.fake(kv_handover=handovers[0], **options),
+            gateway.fake(kv_handover=handovers[1]),
+        ]
+        for fake in fakes:
+            await stack.enter_async_context(fake)
+        await gateway.refresh()
+        yield fakes
+
+
+def submit_picture(gateway: Gateway, *, has_picture: bool = True) -> Submission:
+    """A prompt of 20 tokens, of which the 4th to 7th stand for a picture."""
+    item = MediaItem("image", b"d" * 32, ((3, 4),), (1, 4, 4))
+    request = EngineRequest(
+        request_id=f"chatcmpl-{uuid.uuid4().hex}",
+        gateway_id="",
+        prompt_token_ids=list(range(10, 30)),
+        media=[item] if has_picture else [],
+        media_data={item.digest: b"pixels"} if has_picture else {},
+        sampling=SamplingParams(max_tokens=3),
+    )
+    return get_engine_client().submit([request], "fake")
+
+
+async def tokens_of(submission: Submission) -> list[int]:
+    tokens: list[int] = []
+    while len(tokens) < 3:
+        chunks = await asyncio.wait_for(submission.next_chunks(), 60)
+        tokens += [token for chunk in chunks for token in chunk.token_ids]
+    return tokens
+
+
+async def test_a_prompt_with_media_is_encoded_on_a_replica_that_does_nothing_else(
+    gateway: Gateway,
+) -> None:
+    async with encoding(gateway) as (encoder, answering):
+        tokens = await tokens_of(submit_picture(gateway))
+        assert await tokens_of(submit_picture(gateway, has_picture=False)) == tokens
+    (encode,), (answer, plain) = encoder.received, answering.received
+    # Up to the picture's end.
+    assert encode.prompt_token_ids == answer.prompt_token_ids[:7]
+    assert encode.sampling.max_tokens == 1
+    assert encode.media == answer.media
+    assert encode.media_data == answer.media_data  # where it can't be loaded, it is encoded
+    assert (answer.prefilled, plain.prefilled) == (True, False)
+
+
+async def test_media_whose_encoding_replica_dies_are_encoded_where_the_answer_is(
+    gateway: Gateway,
+) -> None:
+    async with encoding(gateway, die_after=0) as (encoder, answering):
+        submission = submit_picture(gateway)
+        await until_dead(encoder)
+        await tell_of_death(gateway, encoder, [request.request_id for request in encoder.received])
+        assert len(await tokens_of(submission)) == 3
+    (answer,) = answering.received
+    assert not redis_keys.is_prefill_request(answer.request_id)
+    assert answer.media_data
 
 
 async def test_while_no_other_replica_serves_a_prefill_replica_answers(

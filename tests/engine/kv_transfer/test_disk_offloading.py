@@ -109,10 +109,10 @@ def test_a_read_that_hangs_keeps_no_other_request_and_later_ones_do_without(
     monkeypatch.setattr("engine.kv_transfer.storage_queue.READ_TIMEOUT_S", 600.0)
     proceed, read = threading.Event(), storage.tier.read
 
-    def hang(key: bytes, namespace: str) -> Any:
+    def hang(key: bytes, namespace: str, tenant: str) -> Any:
         if namespace == "hangs":
             proceed.wait()
-        return read(key, namespace)
+        return read(key, namespace, tenant)
 
     monkeypatch.setattr(storage.tier, "read", hang)
     monkeypatch.setattr(storage.tier, "may_contain", lambda key: True)

@@ -9,9 +9,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from engine.kv_transfer import peer_tier
 from engine.kv_transfer.disk_tier import DiskTier
 from engine.kv_transfer.ec_connector import ECConnector
 from engine.kv_transfer.host_tier import HostTier
+from engine.kv_transfer.peer_tier import PeerTier
 from engine.kv_transfer.storage_queue import StorageQueue
 
 BLOCK = 1024
@@ -83,6 +85,26 @@ def test_parts_that_host_memory_has_lost_are_read_again(storage: StorageQueue) -
     [reading] = connector.start_read_ahead([KEY], "t", "n")
     reading.result(60)
     assert has(connector, KEY, 1)
+
+
+def test_outputs_are_read_from_the_memory_of_the_replica_that_encoded(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(peer_tier, "LEASE_S", 60.0)
+    url = "tcp://127.0.0.1:0"
+    theirs, ours = (
+        StorageQueue(PeerTier(url, 1 << 20, BLOCK, serves=serves), HostTier(1 << 20))
+        for serves in (True, False)
+    )
+    connector_of(theirs._host, theirs).save_caches(KEY, output_of(1), "t", "n")
+    theirs.flush(60)
+    connector = connector_of(ours._host, ours)
+    assert connector.start_read_ahead([KEY], "t", "n") == []
+    [reading] = connector.start_read_ahead([KEY], "t", "n", theirs.tier.address)
+    reading.result(60)
+    assert has(connector, KEY, 1)
+    for storage in (theirs, ours):
+        storage.close()
 
 
 def test_an_output_that_was_used_outlives_one_that_was_not() -> None:
