@@ -198,14 +198,14 @@ def checks(args: argparse.Namespace) -> dict[str, float]:
                 write(block_id, stored)
         return (time.perf_counter() - started) * 1000 / num_blocks
 
-    plain, verified = [], []
+    unchecked, verified = [], []
     for _ in range(9):
-        plain.append(walk_ms(lambda block, stored: buffers.write(0, block, [stored.payload])))
+        unchecked.append(walk_ms(lambda block, stored: buffers.write(0, block, [stored.payload])))
         verified.append(walk_ms(lambda block, stored: buffers.write_verified(0, block, [stored])))
     read_and_open = min(tier.measure_read() for _ in range(50)) * 1000
     opening = best_ms(lambda: cipher.open(key, nonce, sealed, ""))
     checksum = best_ms(lambda: StoredPayload.checksum_of(payload, 1))
-    copying, checked = statistics.median(plain), statistics.median(verified)
+    copying, checked = statistics.median(unchecked), statistics.median(verified)
     return {
         "block_bytes": buffers.block_bytes,
         "read_ms": read_and_open - opening,
