@@ -41,6 +41,7 @@ from kernels.triton.quantized import (
 )
 from kernels.triton.rope import rope_and_cache, rope_and_cache_latents
 from kernels.triton.sampling import TritonLogitEdits, argmax, sample
+from kernels.triton.states import causal_conv, diagonal_scan, linear_scan
 
 
 class TritonKernels(KernelSet):
@@ -225,6 +226,9 @@ class TritonKernels(KernelSet):
     gelu_and_mul = staticmethod(gelu_and_mul)
     route = staticmethod(route)
     fused_experts = staticmethod(fused_experts)
+    causal_conv = staticmethod(causal_conv)
+    linear_scan = staticmethod(linear_scan)
+    diagonal_scan = staticmethod(diagonal_scan)
     argmax = staticmethod(argmax)
     sample = staticmethod(sample)
 
