@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import os
 from collections.abc import Callable, Iterator
@@ -46,6 +47,8 @@ _MAX_ADAPTERS, _MAX_RANK = 256, 256
 """Defaults: maximum number of loaded adapters, and their maximum rank."""
 _PART, _MAX_BYTES = 32, 4 * GIB
 """A GPU's memory for adapters: one part of so many, at most so many bytes."""
+_STATES_PART = 4
+"""Of the memory that weights leave free, one part of so many is for states: as on a CPU."""
 _MIN_CAPABILITY = (8, 0)
 """Minimum compute capability of NVIDIA's GPUs: older ones don't multiply bfloat16."""
 
@@ -176,6 +179,8 @@ class CudaDevice(Device):
             return num_cpu_blocks(config, need.bytes_per_token, need.blocks_per_sequence, groups)
         memory, size = self._profile(need), config.block_size
         block, reserved_bytes = need.bytes_per_token * size, self._adapters.num_bytes
+        if getattr(need.loaded.spec, "state_bytes", 0):
+            reserved_bytes += self._state_space
         self._graph_bytes = {False: memory.graphs}
         if (draft := need.draft) is not None:
             draft_memory = self._profile(draft, is_draft=True)
@@ -193,6 +198,21 @@ class CudaDevice(Device):
             groups,
             reserved_bytes,
         )
+
+    @functools.cached_property
+    def _state_space(self) -> int:
+        """Bytes for states, half of them for checkpoints; measured before there is a cache."""
+        return AcceleratorMeter(self.torch_device).device()[0] // _STATES_PART
+
+    def max_states(self, state_bytes: int) -> int:
+        """See `Device`."""
+        return max(1, self._state_space // 2 // state_bytes)
+
+    def max_checkpoints(self, state_bytes: int) -> int:
+        """See `Device`."""
+        if not (self.config.enable_prefix_caching or self.config.speculative_config):
+            return 0
+        return self._state_space // 2 // state_bytes
 
     def _profile(self, need: CacheRequirements, *, is_draft: bool = False) -> MemoryProfile:
         """Bytes that the model takes in addition to its KV cache."""

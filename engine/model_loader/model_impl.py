@@ -310,12 +310,6 @@ def _check_device_support(spec: DecoderSpec, order: BuildRequest) -> None:
             "alone.",
             param="model",
         )
-    if order.ops.device == HOST or spec.states is None:
-        return
-    raise ModelLoadError(
-        f"{spec.architecture} has layers that carry a state: they run natively on a CPU alone.",
-        param="model",
-    )
 
 
 def _check_dummy_size(spec: DecoderSpec, dtype: torch.dtype, order: BuildRequest) -> None:

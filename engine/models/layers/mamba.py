@@ -13,6 +13,7 @@ from engine.models.layers.linear import LruWeights, StateWeights
 from engine.models.layers.norm import Norm, RMSNorm, Transform, make_norm
 from kernels import KernelSet, LinearLayer
 from kernels.interface import ScanInputs, ScanWeights, StateRows
+from kernels.tensors import to_device
 
 #: Of the norm in lightning attention, whatever the model's other norms have.
 LIGHTNING_NORM_EPS = 1e-6
@@ -58,6 +59,7 @@ class StateTable:
         conv = (num_blocks, state.conv_width - 1, state.channels)
         vectors = (num_blocks, state.num_heads, state.value_size)
         dtype, device = getattr(torch, state.dtype), ops.device
+        self._device = device
         self.layers: dict[int, LayerStateCache] = {
             layer: LayerStateCache(
                 torch.zeros(conv, device=device),
@@ -68,7 +70,8 @@ class StateTable:
             for layer, carried in enumerate(state.layers)
             if carried
         }
-        #: Number of tokens that each block's state includes; -1 while a step updates it.
+        #: Number of tokens that each block's state includes, on the host; -1 while a step updates
+        #: it.
         self.num_tokens = torch.zeros(num_blocks, dtype=torch.int64)
         #: The step's blocks, and the number of tokens that their states will include.
         self._under_way = no_rows.rows, no_rows.rows
@@ -83,7 +86,7 @@ class StateTable:
 
         Raises RuntimeError for a sequence that goes on from where its state isn't.
         """
-        states = context.states
+        states, host = context.states, context.host or context
         if states is None:
             raise RuntimeError("the step doesn't say where its states are")
         for source, target in states.copies:
@@ -91,8 +94,8 @@ class StateTable:
             for layer in self.layers.values():
                 for part in layer.parts:
                     part[target] = part[source]
-        starts, blocks = context.query_start_loc.long(), states.blocks
-        first, counts = context.positions[starts[:-1]], starts.diff()
+        starts, blocks = host.query_start_loc.long(), states.blocks
+        first, counts = host.positions[starts[:-1]], starts.diff()
         new = blocks[first == 0]
         self.num_tokens[new] = 0
         if not torch.equal(self.num_tokens[blocks], first):
@@ -103,15 +106,17 @@ class StateTable:
         ends, saved = states.saves.unbind(1)
         # A failed step leaves some layers ahead of others: its sequences must start anew.
         self.num_tokens[blocks] = self.num_tokens[saved] = -1
-        of = StateRows(context.query_start_loc, blocks, states.saves if len(saved) else None)
+        saves = to_device(states.saves, self._device) if len(saved) else None
+        of = StateRows(context.query_start_loc, to_device(blocks, self._device), saves)
+        cleared = to_device(new, self._device)
         for layer in self.layers.values():
             layer.of = of
             if len(new):
                 for part in layer.parts:
-                    part[new] = 0
+                    part.index_fill_(0, cleared, 0)
         self._under_way = (
             torch.cat((blocks, saved)),
-            torch.cat((first + counts, context.positions[ends - 1] + 1)),
+            torch.cat((first + counts, host.positions[ends - 1] + 1)),
         )
 
     def finish_step(self) -> None:
@@ -345,7 +350,7 @@ class RgLruMixer:
         log_decay = recurrence_gate * lru.decay
         norm = torch.expm1(2 * log_decay).neg_().sqrt_()
         # A sequence's first token is used unchanged: there is no state to decay.
-        norm[context.positions == 0] = 1.0
+        norm = torch.where((context.positions == 0)[:, None], 1.0, norm)
         inputs = conv * input_gate * norm
         scanned = self.ops.diagonal_scan(
             inputs, log_decay.exp(), cache.scan.view(len(cache.scan), -1), cache.of

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol
@@ -13,7 +14,7 @@ from engine.contract.engine_config import EngineConfig
 from engine.contract.errors import ConfigError
 from engine.kv_cache.kv_cache_config import KVCacheConfig
 from engine.models.decoder import NativeDecoder
-from engine.models.forward_context import AttentionMetadata
+from engine.models.forward_context import AttentionMetadata, StateStep
 from engine.models.interface import EngineModel
 from engine.models.lora import DeviceHeads
 from engine.worker.gpu.graph_dispatcher import (
@@ -60,7 +61,9 @@ def graph_mode(model: DeviceModel, config: EngineConfig) -> CUDAGraphMode:
     if not isinstance(model, NativeDecoder):
         return resolve_mode(requested, GraphSupport.NEVER, 1, "bridged models run eagerly")
     obstacle = None
-    if any(layer.experts is not None and layer.experts.needs_host_sync for layer in model.weights):
+    if model.stateful:
+        obstacle = "states are found by blocks that the host names in each step"
+    elif any(layer.experts is not None and layer.experts.needs_host_sync for layer in model.weights):
         obstacle = "experts that run one by one wait for the device"
     support = get_backend(model.ops.attention_backend).graphs
     return resolve_mode(requested, support, query_len(config), obstacle)
@@ -181,7 +184,26 @@ def _full_steps(
         # No more keys are read than the single block has.
         inputs.seq_lens.fill_(1)
         context.sequence_rows = torch.arange(reqs)  # on the host, for models that carry a state
+        _use_first_state(model, context)
         yield token_ids, context, reqs
+
+
+def _use_first_state(model: DeviceModel, context: AttentionMetadata) -> None:
+    """Let all sequences of a harmless batch share the first state, which nobody reads; a prompt's
+    is saved too.
+    """
+    if not isinstance(model, NativeDecoder) or not model.stateful:
+        return
+    starts = context.query_start_loc.cpu()
+    reqs, num_tokens = len(starts) - 1, int(starts[-1])
+    saves = [(1, 0)] if num_tokens > reqs else []
+    context.states = StateStep(
+        blocks=torch.zeros(reqs, dtype=torch.int64),
+        copies=[],
+        saves=torch.tensor(saves, dtype=torch.int64).view(-1, 2),
+    )
+    positions = torch.zeros(num_tokens, dtype=torch.int64)
+    context.host = dataclasses.replace(context, positions=positions, query_start_loc=starts)
 
 
 def _graphs(forward: DeviceForward | None, meter: MemoryMeter) -> int:
@@ -235,6 +257,7 @@ def warm_up_kernels(
         token_ids, context = inputs.dummy_inputs(descriptor)
         # The tables contain only the first block.
         inputs.seq_lens.fill_(min(config.block_size, descriptor.num_tokens // descriptor.num_reqs))
+        _use_first_state(model, context)
         hidden = model.forward(token_ids, context)[: descriptor.num_reqs]
         model.logits(hidden)
     if slots is not None:

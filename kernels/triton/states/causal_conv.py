@@ -17,7 +17,7 @@ TOKENS, CHANNELS = 8, 128
 """A tile's. Tokens of decodes belong to different sequences."""
 
 
-@triton.jit
+@triton.jit(do_not_specialize=("num_tokens", "num_seqs"))
 def conv_kernel(
     out, x, states, weight, bias, starts, rows, num_tokens, num_seqs, stride, channels,
     WIDTH: tl.constexpr, SILU: tl.constexpr, STEPS: tl.constexpr, TOKENS: tl.constexpr,
