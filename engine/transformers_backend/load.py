@@ -27,6 +27,7 @@ from engine.checkpoints.quantized_weights import dequantized_tensors
 from engine.checkpoints.safetensors import check_dummy_size
 from engine.checkpoints.torch_files import lacks_safetensors, read_pt
 from engine.contract.errors import ModelLoadError
+from engine.models.registry import native_architectures
 from engine.models.rotary_embedding import RopeSpec, rope_spec
 from engine.models.vision.registry import VISION_FAMILIES
 from engine.quantization.formats.base import CheckpointFormat
@@ -141,7 +142,9 @@ class Source:
         media_class = image_class or _class_name(AutoModelForMultimodalLM, self.config)
         has_text_class = text_class not in ("", media_class)
         if media_class and not (has_text_class and text_class in (self.config.architectures or [])):
-            if has_text_class:
+            if not has_text_class:
+                text_class = self._name.replace("ForConditionalGeneration", "ForCausalLM")
+            if has_text_class or text_class in native_architectures():
                 override = f"""--hf-overrides '{{"architectures": ["{text_class}"]}}'"""
                 self.text_part = f" {override} loads its text part."
             if image_class:

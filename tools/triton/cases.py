@@ -13,10 +13,17 @@ import torch
 from torch import Tensor
 
 from kernels.attention_args import AttentionArgs, MlaArgs
-from kernels.interface import ActivationSpec, ExpertLayers, LinearLayer
+from kernels.interface import (
+    ActivationSpec,
+    ExpertLayers,
+    LinearLayer,
+    ScanInputs,
+    ScanWeights,
+    StateRows,
+)
 from kernels.logit_edits import PenaltyRows, TokenTable
 from kernels.lora import EMBEDDING, EMBEDDING_ROWS, EXPERTS, LoraMapping, MoeLoraMapping
-from kernels.triton import attention, rope, sampling
+from kernels.triton import attention, rope, sampling, states
 from kernels.triton import elementwise as norm
 from kernels.triton import moe as grouped
 from kernels.triton.batch_invariant import InvariantLinear
@@ -234,7 +241,51 @@ def of_encoder(size: int, dtype: torch.dtype = BF16, reach: int = 0) -> None:
     attention.encoder_attention(q, k, v, 1024, reach=reach)
 
 
+def scans(kept: torch.dtype = F32) -> None:
+    """A prompt that is saved on its way, by layers of Mamba 1 and 2, Qwen3-Next and Kimi Linear."""
+    rows, tokens, sequences = 65, 512, 4
+    of = StateRows(
+        ints(sequences + 1),
+        empty(sequences, dtype=torch.int64),
+        empty(2, 2, dtype=torch.int64),
+    )
+    x = empty(tokens, 2048, dtype=BF16)
+    states.causal_conv(x, empty(rows, 3, 2048), empty(4, 2048), empty(2048), of)
+    states.diagonal_scan(x, x, empty(rows, 2048), of)
+    for heads, key_heads, value, key, by_key in (
+        (4096, 1, 1, 16, "decay"),
+        (64, 1, 64, 128, ""),
+        (32, 16, 128, 128, "delta"),
+        (32, 32, 128, 128, "rate"),
+    ):
+        delta = by_key in ("delta", "rate")
+        rates = (heads, key) if by_key == "rate" else (heads,)
+        keys = empty(tokens, key_heads, key, dtype=BF16)
+        rate = empty(tokens, *rates, dtype=BF16)
+        states.linear_scan(
+            ScanInputs(
+                keys,
+                keys,
+                empty(tokens, heads, value, dtype=BF16),
+                rate,
+                empty(tokens, heads, dtype=BF16) if delta else None,
+            ),
+            ScanWeights(
+                empty(heads, key) if by_key == "decay" else empty(heads),
+                empty(*rates),
+                None if delta else empty(heads),
+                delta=delta,
+            ),
+            empty(rows, heads, value, key, dtype=kept),
+            of,
+            empty(rows, heads, value) if kept == torch.int8 else None,
+        )
+
+
 CASES: dict[str, Case] = {
+    "states": scans,
+    "states bf16": lambda: scans(BF16),
+    "states int8": lambda: scans(torch.int8),
     "decode bf16 head 64": lambda: paged(64, 1, size=64),
     "decode bf16 head 128": lambda: paged(64, 1),
     "decode bf16 head 128, one sequence": lambda: paged(1, 1),
@@ -324,6 +375,7 @@ CORE = (
     "rope bf16, norms, e4m3 KV",
     "norms, gates, merge",
     "sampling",
+    "states",
     "experts bf16, decode",
     "lora bf16, decode",
     "lora of experts bf16, decode",

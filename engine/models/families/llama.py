@@ -122,7 +122,8 @@ def _kv_sources(windows: tuple[int, ...], num_shared: int) -> tuple[int, ...]:
 
 
 def _gemma3n_names(config: Config) -> Config:
-    """One size of all MLPs, which may be a list."""
+    """The text part, where it lies in a larger model; one size of all MLPs, which may be a list."""
+    config = {**config, **(config.get("text_config") or {})}
     sizes = config.get("intermediate_size")
     if not isinstance(sizes, list):
         return config

@@ -63,7 +63,9 @@ def graph_mode(model: DeviceModel, config: EngineConfig) -> CUDAGraphMode:
     obstacle = None
     if model.stateful:
         obstacle = "states are found by blocks that the host names in each step"
-    elif any(layer.experts is not None and layer.experts.needs_host_sync for layer in model.weights):
+    elif any(
+        layer.experts is not None and layer.experts.needs_host_sync for layer in model.weights
+    ):
         obstacle = "experts that run one by one wait for the device"
     support = get_backend(model.ops.attention_backend).graphs
     return resolve_mode(requested, support, query_len(config), obstacle)

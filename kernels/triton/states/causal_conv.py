@@ -41,12 +41,12 @@ def conv_kernel(
     if bias is not None:
         total += tl.load(bias + channel, mask=channel < channels, other=0.0)
     for tap in tl.static_range(WIDTH):
-        back: tl.constexpr = WIDTH - 1 - tap
-        is_new = (token - back >= first)[:, None]
-        at = (token - back)[:, None] * stride + channel
+        source = token - (WIDTH - 1 - tap)
+        is_new = (source >= first)[:, None]
+        at = source[:, None] * stride + channel
         value = tl.load(x + at, mask=inside & is_new, other=0.0).to(tl.float32)
-        if back > 0:
-            kept = (row * (WIDTH - 1) + (WIDTH - 1) + token - back - first)[:, None] * channels
+        if tap < WIDTH - 1:
+            kept = (row * (WIDTH - 1) + (WIDTH - 1) + source - first)[:, None] * channels
             past = tl.load(states + kept + channel, mask=inside & (is_new == 0), other=0.0)
             value = tl.where(is_new, value, past)
         total += value * tl.load(weight + tap * channels + channel, mask=channel < channels)

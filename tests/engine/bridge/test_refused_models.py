@@ -56,7 +56,7 @@ def test_an_architecture_that_nobody_knows(
     [
         ("qwen3_5", "Qwen3_5ForConditionalGeneration", "Qwen3_5ForCausalLM"),
         ("llama4", "Llama4ForConditionalGeneration", "Llama4ForCausalLM"),
-        ("gemma3n", "Gemma3nForConditionalGeneration", ""),
+        ("gemma3n", "Gemma3nForConditionalGeneration", "Gemma3nForCausalLM"),
         ("fuyu", "FuyuForCausalLM", ""),
     ],
 )
@@ -67,7 +67,7 @@ def test_models_that_take_media_are_not_read_as_text_alone(
     source = Source(tmp_path, write_config(tmp_path, config))
     assert source.sees
     assert (f'"{text_part}"' in source.text_part) is bool(text_part)
-    if text_part:
+    if text_part and model_type != "gemma3n":  # which the bridge doesn't run at all
         config["architectures"] = [text_part]
         assert not Source(tmp_path, write_config(tmp_path, config)).sees
 

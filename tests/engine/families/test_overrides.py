@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+import json
+import warnings
+from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from safetensors.torch import load_file, save_file
 
+from engine import LLM, SamplingParams
 from engine.checkpoints.model_files import apply_overrides
 from engine.contract.engine_config import EngineConfig
 from engine.models.decoder_spec import DecoderSpec
+from engine.models.layers.altup import SparseGate
 from engine.models.registry import decoder_spec
 from tests.engine.families.test_refusals import config
+from tests.survey.recipes import RECIPES
+from tests.survey.tiny import Oracle, make_checkpoint
 
 OLD_GEMMA3 = {
     "rope_theta": 1e6,
@@ -101,3 +110,34 @@ def test_hf_overrides_reach_into_objects() -> None:
 def test_nothing_changes_without_settings() -> None:
     raw = config("LlamaForCausalLM", rope_scaling=LINEAR)
     assert apply_overrides(raw, EngineConfig(model="m")) == raw
+
+
+def test_the_text_part_of_gemma3n_is_loaded_by_its_own_name(tmp_path: Path) -> None:
+    """Out of a model that sees and hears, with the text part's config and weights inside."""
+    make_checkpoint({**RECIPES["gemma3n"], "tie_word_embeddings": True}, tmp_path)
+    oracle = Oracle(tmp_path)
+    text = json.loads((tmp_path / "config.json").read_text())
+    whole = {
+        "architectures": ["Gemma3nForConditionalGeneration"],
+        "model_type": "gemma3n",
+        "text_config": text,
+    }
+    (tmp_path / "config.json").write_text(json.dumps(whole))
+    weights = load_file(tmp_path / "model.safetensors")
+    renamed = {
+        name.replace("model.", "model.language_model.", 1): weights[name] for name in weights
+    }
+    save_file(renamed, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    llm = LLM(
+        str(tmp_path), dtype="float32", num_gpu_blocks_override=40, max_model_len=64,
+        hf_overrides={"architectures": ["Gemma3nForCausalLM"]},
+    )  # fmt: skip
+    params = SamplingParams(temperature=0, max_tokens=4, ignore_eos=True)
+    (output,) = llm.generate([[5, 9, 7, 60]], params, use_tqdm=False)
+    assert list(output.outputs[0].token_ids) == oracle.greedy([5, 9, 7, 60], 4)
+
+
+def test_of_no_rows_a_sparse_gate_makes_nothing() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert SparseGate(0.95)(torch.empty(0, 8)).shape == (0, 8)

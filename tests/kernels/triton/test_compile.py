@@ -22,6 +22,7 @@ BASE_KERNELS = {
     "select_kernel", "gather_kernel", "choose_kernel", "sort_kernel", "search_kernel",
     "first_kernel", "embed_kernel", "penalise_kernel", "logprobs_kernel", "record_kernel",
     "edit_kernel", "bitmask_kernel", "slot_kernel",
+    "conv_kernel", "history_kernel", "diagonal_kernel", "linear_scan_kernel",
 }  # fmt: skip
 KERNELS = BASE_KERNELS | {
     "attention_kernel", "split_attention_kernel", "reduce_kernel",
