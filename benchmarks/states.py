@@ -26,6 +26,8 @@ from pathlib import Path
 from typing import Any
 
 from engine import LLM, SamplingParams
+from engine.contract.messages import EngineRequest
+from engine.core.engine_core import EngineCore
 
 #: Fields of config.json for `transformers`, by name.
 SHAPES: dict[str, dict[str, Any]] = {
@@ -92,13 +94,17 @@ def make_llm(folder: Path, **settings: Any) -> LLM:
 
 def generate(llm: LLM, prompt: list[int], count: int) -> tuple[list[int], list[float]]:
     """Greedy tokens, and when each came after the start, in seconds."""
-    core, tokens, times = llm.core, [], []
+    core: EngineCore = llm.core
+    tokens: list[int] = []
+    times: list[float] = []
     params = SamplingParams(temperature=0, max_tokens=count, ignore_eos=True)
     start = time.perf_counter()
-    llm.llm_engine.add_request("0", {"prompt_token_ids": prompt}, params)
+    core.add_request(
+        EngineRequest(request_id="0", gateway_id="", prompt_token_ids=prompt, sampling=params)
+    )
     while core.has_work:
-        for output in llm.llm_engine.step():
-            tokens = list(output.outputs[0].token_ids)
+        for delta in core.step():
+            tokens += delta.token_ids
             times.append(time.perf_counter() - start)
     return tokens, times
 

@@ -64,6 +64,8 @@ def with_attention_backend(
         return _invariant(ops, config.attention_backend)
     if config.attention_backend is None and ops.has_own_attention:
         return ops
+    if config.attention_backend is None and not spec.attention_layers:
+        return copy.copy(ops)
     try:
         backend = select_backend(
             attention_requirements(spec, ops, dtype, config), config.attention_backend

@@ -355,7 +355,8 @@ class RgLruMixer:
         scanned = self.ops.diagonal_scan(
             inputs, log_decay.exp(), cache.scan.view(len(cache.scan), -1), cache.of
         )
-        return self.output(self.ops.gelu_and_mul(torch.cat((gate, scanned), dim=-1), "tanh"))
+        both = torch.cat((gate, scanned.to(gate.dtype)), dim=-1)
+        return self.output(self.ops.gelu_and_mul(both, "tanh"))
 
 
 StateMixer = (

@@ -61,12 +61,11 @@ def graph_mode(model: DeviceModel, config: EngineConfig) -> CUDAGraphMode:
     if not isinstance(model, NativeDecoder):
         return resolve_mode(requested, GraphSupport.NEVER, 1, "bridged models run eagerly")
     obstacle = None
-    if model.stateful:
-        obstacle = "states are found by blocks that the host names in each step"
-    elif any(
-        layer.experts is not None and layer.experts.needs_host_sync for layer in model.weights
-    ):
+    if any(layer.experts is not None and layer.experts.needs_host_sync for layer in model.weights):
         obstacle = "experts that run one by one wait for the device"
+    if model.stateful:
+        reason = "states are found by blocks that the host names in each step"
+        return resolve_mode(requested, GraphSupport.NEVER, 1, reason)
     support = get_backend(model.ops.attention_backend).graphs
     return resolve_mode(requested, support, query_len(config), obstacle)
 

@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from kernels.attention_args import AttentionArgs, MlaArgs
-from kernels.interface import LinearLayer
+from kernels.interface import LinearLayer, ScanInputs, ScanWeights, StateRows
+from kernels.ssm import check_conv, check_diagonal, check_scan
 from kernels.triton import TritonKernels
 from kernels.triton.linear import TorchLinear
 
@@ -65,7 +66,32 @@ class MetaKernels(TritonKernels):
         return args.new_out()
 
     @staticmethod
-    def silu_and_mul(x: Tensor, *args: Any) -> Tensor:
+    def causal_conv(
+        x: Tensor, states: Tensor, weight: Tensor, bias: Tensor | None, of: StateRows,
+        *, silu: bool = True,
+    ) -> Tensor:  # fmt: skip
+        on_meta_only(x, states, weight, bias, of.starts, of.rows, of.saves)
+        check_conv(x, states, weight, bias, of)
+        return torch.empty_like(x)
+
+    @staticmethod
+    def linear_scan(
+        inputs: ScanInputs, weights: ScanWeights, states: Tensor, of: StateRows,
+        scales: Tensor | None = None,
+    ) -> Tensor:  # fmt: skip
+        values = [getattr(part, f.name) for part in (inputs, weights, of) for f in fields(part)]
+        on_meta_only(*values, states, scales)
+        check_scan(inputs, weights, states, scales)
+        return torch.empty_like(inputs.v)
+
+    @staticmethod
+    def diagonal_scan(x: Tensor, decay: Tensor, states: Tensor, of: StateRows) -> Tensor:
+        on_meta_only(x, decay, states, of.starts, of.rows, of.saves)
+        check_diagonal(x, decay, states)
+        return torch.empty_like(x)
+
+    @staticmethod
+    def silu_and_mul(x: Tensor, *args: Any, approximate: str = "") -> Tensor:
         on_meta_only(x, *args)
         return x.new_empty((*x.shape[:-1], x.shape[-1] // 2))
 

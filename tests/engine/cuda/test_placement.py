@@ -15,9 +15,10 @@ import kernels
 from engine.checkpoints.safetensors import WeightReader
 from engine.contract.engine_config import EngineConfig
 from engine.devices.offload import iter_tensors
+from engine.kv_cache.kv_cache_config import single_group_config
 from engine.model_loader.model_impl import BuildRequest, LoadedImpl, build_model
 from engine.models.decoder import NativeDecoder
-from engine.models.forward_context import AttentionMetadata
+from engine.models.forward_context import AttentionMetadata, StateStep
 from engine.models.layers.moe import GroupedMoe
 from engine.models.registry import decoder_spec, read_config
 from engine.worker.gpu.graph_dispatcher import CUDAGraphMode
@@ -212,11 +213,35 @@ def test_bridged_models(kind: str, dtype: str, tmp_path: Path) -> None:
     assert (logits.device, logits.shape, logits.dtype) == (META, (3, 384), torch.float32)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    "name",
+    ["jamba", "kimi_linear", "lfm2", "mamba2", "minimax", "nemotron_h", "qwen3_next",
+     "recurrent_gemma", "zamba2"],
+)  # fmt: skip
+def test_models_that_carry_a_state(name: str, dtype: torch.dtype, tmp_path: Path) -> None:
+    """A prompt goes on from a copy, one is saved on its way, and one decodes."""
+    make_checkpoint(RECIPES[name], tmp_path)
+    model = load(tmp_path, dtype)
+    assert all(tensor.device == META for tensor in iter_tensors(model))
+    layout = single_group_config(len(model.spec.attention_layers)).with_states(6)
+    model.allocate_kv(4, 16, dtype, layout)
+    *states, num_tokens = model.state_tensors()
+    assert all(tensor.device == META for tensor in states)
+    ids, batch = context()
+    batch.positions[5] = 7
+    num_tokens[:] = torch.tensor([0, 0, 7, 9, 0, 0])
+    batch.states = StateStep(torch.tensor([0, 4, 1]), [(2, 4)], torch.tensor([(3, 5)]))
+    logits = run_on_meta(model, (ids, batch))
+    assert (logits.device, logits.shape, logits.dtype) == (META, (3, 384), torch.float32)
+    assert num_tokens.tolist() == [5, 3, 7, 9, 8, 3]
+    assert graph_mode(model, EngineConfig(model=str(tmp_path))) is CUDAGraphMode.NONE
+
+
 STATEFUL: dict[str, dict[str, Any]] = {
     "mamba": {"state_size": 4, "expand": 2, "conv_kernel": 4, "time_step_rank": 4},
     "jamba": {"mamba_d_state": 4, "mamba_dt_rank": 4, "num_experts": 1, "attn_layer_period": 2,
               "attn_layer_offset": 1, "use_mamba_kernels": False},
-    # Natively on a CPU alone.
     "granitemoehybrid": {"mamba_n_heads": 4, "mamba_d_state": 4, "mamba_chunk_size": 16,
                          "num_local_experts": 0, "layer_types": ["mamba", "attention"]},
 }  # fmt: skip
@@ -228,7 +253,9 @@ def test_bridged_models_that_carry_a_state(
 ) -> None:
     """Prompts first, then a step in which all of them decode together."""
     folder = make_model("llama", tmp_path, num_hidden_layers=2, model_type=kind, **STATEFUL[kind])
-    config = EngineConfig(model=str(folder), max_model_len=64, skip_tokenizer_init=True)
+    config = EngineConfig(
+        model=str(folder), max_model_len=64, skip_tokenizer_init=True, model_impl="transformers"
+    )
     built = build_model(
         BuildRequest(folder, read_config(folder), config, MetaKernels(), lambda done, total: None)
     )

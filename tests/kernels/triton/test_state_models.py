@@ -14,20 +14,9 @@ from tests.survey.published import PUBLISHED
 from tests.survey.recipes import RECIPES
 from tests.survey.run import make
 
-NAMES = (
-    "falcon_h1",
-    "granite4",
-    "jamba",
-    "kimi_linear",
-    "lfm2",
-    "mamba",
-    "mamba2",
-    "minimax",
-    "nemotron_h",
-    "qwen3_next",
-    "recurrent_gemma",
-    "zamba2",
-)
+QUICK = ("falcon_h1", "kimi_linear", "lfm2", "mamba", "recurrent_gemma")
+OTHERS = ("granite4", "jamba", "mamba2", "minimax", "nemotron_h", "qwen3_next", "zamba2")
+NAMES = (*QUICK, *(pytest.param(name, marks=pytest.mark.slow) for name in OTHERS))
 PROMPTS = [[9, 8, 7, 6, 5, 4, 3, 9, 8, 7], [60, 61]]
 #: Two blocks of it are in the prefix cache then.
 AGAIN = [*PROMPTS[0][:9], 70]
