@@ -204,10 +204,10 @@ def main() -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parts = parser.add_subparsers(dest="part", required=True)
-    made = parts.add_parser("make")
-    made.add_argument("shape", choices=SHAPES)
+    builder = parts.add_parser("make")
+    builder.add_argument("shape", choices=SHAPES)
     measured = [parts.add_parser(name) for name in ("idle", "turn12", "decode")]
-    for part in (made, *measured):
+    for part in (builder, *measured):
         part.add_argument("folder", type=Path)
     measured[1].add_argument("attention", type=Path)
     measured[2].add_argument("--gguf", type=Path, required=True)

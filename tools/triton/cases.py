@@ -241,7 +241,7 @@ def of_encoder(size: int, dtype: torch.dtype = BF16, reach: int = 0) -> None:
     attention.encoder_attention(q, k, v, 1024, reach=reach)
 
 
-def scans(kept: torch.dtype = F32) -> None:
+def scans(stored: torch.dtype = F32) -> None:
     """A prompt that is saved on its way, by layers of Mamba 1 and 2, Qwen3-Next and Kimi Linear."""
     rows, tokens, sequences = 65, 512, 4
     of = StateRows(
@@ -276,9 +276,9 @@ def scans(kept: torch.dtype = F32) -> None:
                 None if delta else empty(heads),
                 delta=delta,
             ),
-            empty(rows, heads, value, key, dtype=kept),
+            empty(rows, heads, value, key, dtype=stored),
             of,
-            empty(rows, heads, value) if kept == torch.int8 else None,
+            empty(rows, heads, value) if stored == torch.int8 else None,
         )
 
 

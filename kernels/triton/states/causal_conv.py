@@ -43,11 +43,11 @@ def conv_kernel(
     for tap in tl.static_range(WIDTH):
         source = token - (WIDTH - 1 - tap)
         is_new = (source >= first)[:, None]
-        at = source[:, None] * stride + channel
-        value = tl.load(x + at, mask=inside & is_new, other=0.0).to(tl.float32)
+        offset = source[:, None] * stride + channel
+        value = tl.load(x + offset, mask=inside & is_new, other=0.0).to(tl.float32)
         if tap < WIDTH - 1:
-            kept = (row * (WIDTH - 1) + (WIDTH - 1) + source - first)[:, None] * channels
-            past = tl.load(states + kept + channel, mask=inside & (is_new == 0), other=0.0)
+            stored = (row * (WIDTH - 1) + (WIDTH - 1) + source - first)[:, None] * channels
+            past = tl.load(states + stored + channel, mask=inside & (is_new == 0), other=0.0)
             value = tl.where(is_new, value, past)
         total += value * tl.load(weight + tap * channels + channel, mask=channel < channels)
     if SILU:
@@ -63,22 +63,22 @@ def history_kernel(
     """Grid (sequences, blocks of channels): writes the last inputs of each segment."""
     sequence = tl.program_id(0)
     channel = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)[None, :]
-    place = tl.arange(0, PADDED)[:, None]
-    inside = (place < HISTORY) & (channel < channels)
+    position = tl.arange(0, PADDED)[:, None]
+    inside = (position < HISTORY) & (channel < channels)
     first = tl.load(starts + sequence).to(tl.int64)
-    own = tl.load(rows + sequence)
+    current = tl.load(rows + sequence)
     save, last = num_saves(first_saves, sequence, SAVES)
     for index in range(save, last + 1):
         end, row = segment(starts, rows, saves, sequence, index, last, SAVES)
-        token = end - HISTORY + place
+        token = end - HISTORY + position
         is_new = token >= first
         new = tl.load(x + token * stride + channel, mask=inside & is_new, other=0.0)
-        kept = (own * HISTORY + HISTORY + token - first) * channels + channel
-        past = tl.load(states + kept, mask=inside & (is_new == 0), other=0.0)
+        stored = (current * HISTORY + HISTORY + token - first) * channels + channel
+        past = tl.load(states + stored, mask=inside & (is_new == 0), other=0.0)
         value = tl.where(is_new, new.to(tl.float32), past)
-        # The own row is written last, by the threads that read it.
+        # The current row is written last, by the threads that read it.
         tl.debug_barrier()
-        tl.store(states + (row * HISTORY + place) * channels + channel, value, mask=inside)
+        tl.store(states + (row * HISTORY + position) * channels + channel, value, mask=inside)
 
 
 def causal_conv(

@@ -31,10 +31,10 @@ def diagonal_kernel(
     for index in range(save, last + 1):
         end, row = segment(starts, rows, saves, sequence, index, last, SAVES)
         for token in range(start, end):
-            at = token * channels + channel
-            kept = tl.load(decay + at, mask=inside, other=0.0).to(tl.float32) * state
-            state = kept + tl.load(x + at, mask=inside, other=0.0).to(tl.float32)
-            tl.store(out + at, state.to(out.dtype.element_ty), mask=inside)
+            offset = token * channels + channel
+            decayed = tl.load(decay + offset, mask=inside, other=0.0).to(tl.float32) * state
+            state = decayed + tl.load(x + offset, mask=inside, other=0.0).to(tl.float32)
+            tl.store(out + offset, state.to(out.dtype.element_ty), mask=inside)
         tl.store(states + row * channels + channel, state, mask=inside)
         start = end
 

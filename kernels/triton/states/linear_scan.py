@@ -96,16 +96,16 @@ def linear_scan_kernel(
             if DELTA:
                 update = values - tl.sum(state * keys, 1, keep_dims=True)
             if beta is not None:
-                taken = tl.load(beta + token * beta_stride + head, mask=by_head, other=0.0)
-                update = update / (1.0 + tl.exp(-taken.to(tl.float32)))
+                share = tl.load(beta + token * beta_stride + head, mask=by_head, other=0.0)
+                update = update / (1.0 + tl.exp(-share.to(tl.float32)))
             else:
                 update = update * step
             state = state + update * keys
             answer = tl.sum(state * queries, 1, keep_dims=True)
             if skip is not None:
                 answer += tl.load(skip + head, mask=by_head, other=0.0) * values
-            at = token * HEADS * VALUES + vector
-            tl.store(out + at, answer.to(out.dtype.element_ty), mask=exists)
+            offset = token * HEADS * VALUES + vector
+            tl.store(out + offset, answer.to(out.dtype.element_ty), mask=exists)
             if scales is not None:
                 # The sum is not a number where one of the values isn't finite.
                 top = tl.max(tl.abs(state), 1, keep_dims=True)

@@ -117,12 +117,12 @@ def test_the_text_part_of_gemma3n_is_loaded_by_its_own_name(tmp_path: Path) -> N
     make_checkpoint({**RECIPES["gemma3n"], "tie_word_embeddings": True}, tmp_path)
     oracle = Oracle(tmp_path)
     text = json.loads((tmp_path / "config.json").read_text())
-    whole = {
+    larger = {
         "architectures": ["Gemma3nForConditionalGeneration"],
         "model_type": "gemma3n",
         "text_config": text,
     }
-    (tmp_path / "config.json").write_text(json.dumps(whole))
+    (tmp_path / "config.json").write_text(json.dumps(larger))
     weights = load_file(tmp_path / "model.safetensors")
     renamed = {
         name.replace("model.", "model.language_model.", 1): weights[name] for name in weights

@@ -15,8 +15,8 @@ from tests.survey.recipes import RECIPES
 from tests.survey.run import make
 
 QUICK = ("falcon_h1", "kimi_linear", "lfm2", "mamba", "recurrent_gemma")
-OTHERS = ("granite4", "jamba", "mamba2", "minimax", "nemotron_h", "qwen3_next", "zamba2")
-NAMES = (*QUICK, *(pytest.param(name, marks=pytest.mark.slow) for name in OTHERS))
+OTHER_FAMILIES = ("granite4", "jamba", "mamba2", "minimax", "nemotron_h", "qwen3_next", "zamba2")
+NAMES = (*QUICK, *(pytest.param(name, marks=pytest.mark.slow) for name in OTHER_FAMILIES))
 PROMPTS = [[9, 8, 7, 6, 5, 4, 3, 9, 8, 7], [60, 61]]
 #: Two blocks of it are in the prefix cache then.
 AGAIN = [*PROMPTS[0][:9], 70]

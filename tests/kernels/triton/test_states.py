@@ -57,8 +57,8 @@ def part_of(inputs: ScanInputs, tokens: slice) -> ScanInputs:
     return ScanInputs(*(part[tokens] for part in parts), beta)
 
 
-def pieces(lengths: tuple[int, ...]) -> list[tuple[slice, StateRows]]:
-    """The fourth sequence's six tokens in pieces, with the saves that lie in each."""
+def chunks(lengths: tuple[int, ...]) -> list[tuple[slice, StateRows]]:
+    """The fourth sequence's six tokens in chunks, with the saves that lie in each."""
     first, cut = 4, []
     assert OF.saves is not None
     for length in lengths:
@@ -87,17 +87,17 @@ def test_a_scan_takes_in_one_token_after_the_other(kind: str, dtype: torch.dtype
     assert_close(states, after, torch.float32, 20.0)
 
 
-@pytest.mark.parametrize("kept", [torch.float32, torch.bfloat16, torch.int8])
+@pytest.mark.parametrize("stored", [torch.float32, torch.bfloat16, torch.int8])
 @pytest.mark.parametrize("kind", ["mamba 1", "mamba 2", "kimi delta"])
-def test_bits_depend_neither_on_cuts_nor_on_neighbours(kind: str, kept: torch.dtype) -> None:
+def test_bits_depend_neither_on_cuts_nor_on_neighbours(kind: str, stored: torch.dtype) -> None:
     inputs, weights, states = scan(kind, torch.float32)
-    scales = states.abs().amax(-1) / 127 if kept == torch.int8 else None
-    states = (states if scales is None else (states / scales[..., None]).round()).to(kept)
+    scales = states.abs().amax(-1) / 127 if stored == torch.int8 else None
+    states = (states if scales is None else (states / scales[..., None]).round()).to(stored)
     first = (states.clone(), None if scales is None else scales.clone())
     together = linear_scan(inputs, weights, first[0], OF, first[1])
     for lengths in ((1, 1, 1, 1, 1, 1), (4, 2), (2, 3, 1)):
         second = (states.clone(), None if scales is None else scales.clone())
-        for tokens, of in pieces(lengths):
+        for tokens, of in chunks(lengths):
             got = linear_scan(part_of(inputs, tokens), weights, second[0], of, second[1])
             assert torch.equal(got, together[tokens])
         for one, other in zip(first, second, strict=True):
@@ -105,12 +105,12 @@ def test_bits_depend_neither_on_cuts_nor_on_neighbours(kind: str, kept: torch.dt
                 assert one is None or other is None or torch.equal(one[row], other[row])
 
 
-@pytest.mark.parametrize(("kept", "error"), [(torch.bfloat16, 0.02), (torch.int8, 0.05)])
-def test_states_in_few_bits_are_near_to_float64(kept: torch.dtype, error: float) -> None:
+@pytest.mark.parametrize(("stored", "error"), [(torch.bfloat16, 0.02), (torch.int8, 0.05)])
+def test_states_in_few_bits_are_near_to_float64(stored: torch.dtype, error: float) -> None:
     inputs, weights, states = scan("delta", torch.float32)
     expected = ssm.linear_scan(inputs, weights, states.double(), OF)
-    scales = states.abs().amax(-1) / 127 if kept == torch.int8 else None
-    states = (states if scales is None else (states / scales[..., None]).round()).to(kept)
+    scales = states.abs().amax(-1) / 127 if stored == torch.int8 else None
+    states = (states if scales is None else (states / scales[..., None]).round()).to(stored)
     got = linear_scan(inputs, weights, states, OF, scales)
     assert (got - expected).abs().max() < error * expected.abs().max()
 
@@ -148,7 +148,7 @@ def test_small_rates_keep_their_digits() -> None:
 def test_a_convolution_sees_the_inputs_of_earlier_steps(
     width: int, bias: bool, silu: bool, dtype: torch.dtype
 ) -> None:
-    """In float64; in pieces the same bits, and the same histories."""
+    """In float64; in chunks the same bits, and the same histories."""
     channels = 150
     x = torch.randn(TOKENS, channels + 9).to(dtype)[:, :channels]
     weight, states = torch.randn(width, channels), torch.randn(ROWS, width - 1, channels)
@@ -159,7 +159,7 @@ def test_a_convolution_sees_the_inputs_of_earlier_steps(
     got = causal_conv(x, states, weight, added, OF, silu=silu)
     assert_close(got, expected, dtype, 4.0 if dtype == torch.float32 else 1.0)
     assert_close(states, after, torch.float32)
-    for tokens, of in pieces((2, 1, 3)):
+    for tokens, of in chunks((2, 1, 3)):
         assert torch.equal(causal_conv(x[tokens], cut, weight, added, of, silu=silu), got[tokens])
     assert torch.equal(cut[[2, 7, 1, 8]], states[[2, 7, 1, 8]])
 
@@ -174,7 +174,7 @@ def test_a_diagonal_scan_takes_in_one_token_after_the_other() -> None:
     got = diagonal_scan(x, decay, states, OF)
     assert_close(got, expected, torch.float32, 4.0)
     assert_close(states, after, torch.float32, 4.0)
-    for tokens, of in pieces((1, 5)):
+    for tokens, of in chunks((1, 5)):
         assert torch.equal(diagonal_scan(x[tokens], decay[tokens], cut, of), got[tokens])
     assert torch.equal(cut[[2, 7, 1, 8]], states[[2, 7, 1, 8]])
 
