@@ -30,8 +30,12 @@ class ImagePrompt(ABC):
     Attributes:
         image_token: the placeholder, as text.
         image_token_id: the same as a token.
+        vector_token, vector_token_id: the token that stands for each of its vectors.
         images: the image processor.
     """
+
+    vector_token: str
+    vector_token_id: int
 
     def __init__(self, folder: str | Path, images: Any) -> None:
         """`folder`: of the model. `images`: `transformers`' image processor.
@@ -47,6 +51,7 @@ class ImagePrompt(ABC):
         self.images = images
         self.image_token_id = int(self._config.image_token_id)
         self.image_token = str(self._tokenizer.convert_ids_to_tokens(self.image_token_id))
+        self.vector_token, self.vector_token_id = self.image_token, self.image_token_id
 
     def options(self, requested: dict[str, Any]) -> dict[str, Any]:
         """Options of the image processor for those that a request has."""
@@ -98,6 +103,7 @@ class CheckpointImagePrompt(ImagePrompt):
         self.images = images
         self.image_token = tokenizer.settings.named_tokens["image_token"]
         (self.image_token_id,) = tokenizer.encode(self.image_token, add_special_tokens=False)
+        self.vector_token, self.vector_token_id = self.image_token, self.image_token_id
 
 
 @dataclass(frozen=True, slots=True)
@@ -374,6 +380,7 @@ class ImageOrText(ImagePrompt):
             str(folder), trust_remote_code=False, local_files_only=True
         )
         self.image_token, self.image_token_id = tokenizer.eos_token, int(tokenizer.eos_token_id)
+        self.vector_token, self.vector_token_id = self.image_token, self.image_token_id
 
     def replacement(self, outputs: Mapping[str, Any]) -> str:
         return self.image_token

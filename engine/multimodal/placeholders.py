@@ -11,6 +11,9 @@ import numpy as np
 from engine.contract.errors import InvalidRequest
 from engine.contract.messages import MediaItem
 
+#: In a replacement: the picture's number in the prompt, from 0.
+NUMBER = "\ue000"
+
 
 class Placed(Protocol):
     """A prepared picture or video."""
@@ -90,7 +93,10 @@ def expand_placeholders(
     for placeholder_id, indices in remaining.items():
         kind = media[indices[0]].kind
         check_placeholders(token_ids.count(placeholder_id), len(indices), kind)
-    replacements = [tokenizer.encode(item.replacement, add_special_tokens=False) for item in media]
+    replacements = [
+        tokenizer.encode(item.replacement.replace(NUMBER, str(number)), add_special_tokens=False)
+        for number, item in enumerate(media)
+    ]
     expanded: list[int] = []
     order: list[int] = []
     position = 0

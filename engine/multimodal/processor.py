@@ -10,7 +10,7 @@ import io
 import re
 import struct
 from collections import defaultdict, deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -19,6 +19,7 @@ import numpy as np
 
 from engine.contract.errors import InvalidRequest, ModelLoadError
 from engine.multimodal.image_prompts import (
+    CheckpointImagePrompt,
     ImageOrText,
     ImagePrompt,
     VideoInput,
@@ -27,8 +28,9 @@ from engine.multimodal.image_prompts import (
     lay_out_tokens,
 )
 from engine.multimodal.inputs import EMBEDS, MediaTensors, encode_tensors, media_digest
+from engine.multimodal.minicpmv import MiniCPMVPrompt
 from engine.multimodal.phi3_vision import Phi3VisionPrompt
-from engine.multimodal.placeholders import check_placeholders
+from engine.multimodal.placeholders import NUMBER, check_placeholders
 from engine.multimodal.pruning import RETAINED, keep_tokens, retained_vectors, retention_mask
 from engine.text.tokenizer_files import read_object
 
@@ -65,7 +67,10 @@ _SHAPE_OPTIONS = {
 #: Of `transformers`: those of models in whose prompts a picture is its tokens alone.
 _UNWRAPPED_PROCESSORS = ("LlavaProcessor", "LlavaNextProcessor")
 #: By `image_processor_type` of preprocessor_config.json.
-_CHECKPOINT_PROMPTS = {"Phi3VImageProcessor": Phi3VisionPrompt}
+_CHECKPOINT_PROMPTS: dict[str, Callable[[str, dict[str, Any]], CheckpointImagePrompt]] = {
+    "MiniCPMVImageProcessor": MiniCPMVPrompt,
+    "Phi3VImageProcessor": Phi3VisionPrompt,
+}
 _FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF")
 #: Exceptions of Pillow for damaged files, in addition to its own errors.
 DAMAGED_FILE_ERRORS = (OSError, ValueError, SyntaxError, EOFError, LookupError, struct.error)
@@ -187,6 +192,10 @@ class MediaProcessor:
         self.image_token: str = self._processor.image_token
         self.image_token_id: int = int(self._processor.image_token_id)
         self.token_of_image, self.token_id_of_image = self.image_token, self.image_token_id
+        if isinstance(self._processor, _ImagesProcessor):
+            prompt = self._processor.prompt
+            self.token_of_image = prompt.vector_token
+            self.token_id_of_image = prompt.vector_token_id
         if isinstance(self._processor, ProcessorMixin):
             # Gemma's placeholder is the token before a picture's.
             token_ids = self._processor.image_token_ids
@@ -374,7 +383,7 @@ class MediaProcessor:
 
         def replace(match: re.Match[str]) -> str:
             ordered.append(remaining[match[0]].popleft())
-            return ordered[-1].replacement
+            return ordered[-1].replacement.replace(NUMBER, str(len(ordered) - 1))
 
         expanded = re.sub("|".join(map(re.escape, remaining)) or "(?!)", replace, text)
         return expanded, tuple(ordered)

@@ -111,7 +111,7 @@ CONFIG_FILE = "tokenizer_config.json"
 PROCESSOR_FILE = "processor_config.json"
 #: By `processor_class` of preprocessor_config.json, of processors that come with checkpoints: the
 #: token that stands for a picture, which no file names.
-_IMAGE_TOKENS = {"Phi3VProcessor": "<|image|>"}
+_IMAGE_TOKENS = {"MiniCPMVProcessor": "<image>", "Phi3VProcessor": "<|image|>"}
 STANDARD_TOKENS = (
     "bos_token",
     "eos_token",

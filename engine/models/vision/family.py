@@ -51,6 +51,7 @@ _TEXT_PREFIXES = (
     ("", "model.language_model."),
     ("", "model.text_model."),
     ("thinker.", "thinker.model."),
+    ("llm.", "llm.model."),
     ("vlm.", "vlm.language_model."),
     ("vlm.", "vlm.model.language_model."),
     ("vlm.", "vlm.model."),

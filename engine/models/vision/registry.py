@@ -13,6 +13,7 @@ from engine.models.vision.gemma3 import Gemma3
 from engine.models.vision.idefics3 import Idefics3
 from engine.models.vision.internvl import InternVL
 from engine.models.vision.llava import Llava, LlavaNext
+from engine.models.vision.minicpmv import MiniCPMV
 from engine.models.vision.phi3_vision import Phi3Vision
 from engine.models.vision.pixtral import Pixtral
 from engine.models.vision.qwen2_vl import ColQwen2, Qwen2VL, Qwen3VL, Qwen25VL
@@ -25,6 +26,7 @@ VISION_FAMILIES: dict[str, type[VisionFamily]] = {
     "Idefics3ForConditionalGeneration": Idefics3,
     "SmolVLMForConditionalGeneration": Idefics3,
     "InternVLForConditionalGeneration": InternVL,
+    "MiniCPMV": MiniCPMV,
     "Mistral3ForConditionalGeneration": Pixtral,
     "Phi3VForCausalLM": Phi3Vision,
     "Qwen2AudioForConditionalGeneration": Qwen2Audio,
@@ -39,7 +41,7 @@ VISION_FAMILIES: dict[str, type[VisionFamily]] = {
     "VoxtralForConditionalGeneration": Voxtral,
 }
 #: `model_type` of families that `transformers` doesn't know, which read config.json themselves.
-_UNKNOWN_TO_TRANSFORMERS = {"phi3_v"}
+_UNKNOWN_TO_TRANSFORMERS = {"minicpmv", "phi3_v"}
 
 
 def find_vision_family(config: dict[str, Any]) -> VisionFamily | None:

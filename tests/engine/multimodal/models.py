@@ -14,6 +14,7 @@ from PIL import Image
 from tokenizers import AddedToken
 
 from tests.engine.models import VOCAB, make_tokenizer
+from tests.engine.multimodal import minicpmv as mini
 from tests.engine.multimodal import phi3_vision as phi3
 
 IMAGE_TOKEN = "<image>"
@@ -386,6 +387,12 @@ def mistral3(folder: Path) -> Any:
     )
 
 
+def minicpmv(folder: Path) -> Any:
+    """MiniCPM-V: slices, a few vectors of each, numbered pictures."""
+    tokenizer = tokenizer_with(*mini.TOKENS)
+    return mini.make(folder, tokenizer, _sizes(tokenizer), VISION)
+
+
 def phi3_vision(folder: Path, **text: Any) -> Any:
     """Phi-3-vision: tiles and the whole picture, rows that end with a vector of their own."""
     tokenizer = tokenizer_with(phi3.TOKEN)
@@ -436,6 +443,7 @@ FAMILIES = {
     "smolvlm": smolvlm,
     "internvl": internvl,
     "internvl_rms": internvl_rms,
+    "minicpmv": minicpmv,
     "phi3_vision": phi3_vision,
     "pixtral": pixtral,
     "mistral3": mistral3,
