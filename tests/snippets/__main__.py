@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 import tempfile
 from pathlib import Path
@@ -13,6 +14,7 @@ from tests.snippets.world import make_environment, make_hub
 
 def main() -> None:
     """Print a row of Markdown a snippet as they end. FILE:LINE-LINE names a part of a text."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # its server must end too
     with tempfile.TemporaryDirectory(prefix="q-") as name:
         folder = Path(name)
         with make_hub(folder / "hub") as hub:

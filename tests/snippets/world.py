@@ -151,8 +151,11 @@ def make_environment(folder: Path, hub: Hub) -> dict[str, str]:
     path.write_text(json.dumps(config))
     variables = environment(folder / "data", **internal(engine_command=[]))
     del variables["QUIRE_DATA_DIR"]
+    # Kernels that were compiled before: each start would compile them for a home of its own.
+    cache = os.environ.get("QUIRE_CACHE_DIR") or str(Path.home() / ".cache" / "quire")
     return {
         **variables,
+        "QUIRE_CACHE_DIR": cache,
         "HF_ENDPOINT": hub.url,
         "HF_HOME": str(folder / ".cache" / "huggingface"),
         "HF_HUB_DISABLE_XET": "1",
