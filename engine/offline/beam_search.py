@@ -9,11 +9,12 @@ from typing import Any
 
 import msgspec
 
-from engine.contract.errors import QuireError
+from engine.contract.errors import EngineFault, QuireError
 from engine.contract.lora import to_adapter_refs
 from engine.contract.sampling_params import MAX_N, SamplingParams
 from engine.contract.validation import check_int
 from engine.offline.base import LLMBase, UseTqdm
+from engine.offline.failures import check_failures
 from engine.offline.inputs import Prompt
 from engine.offline.outputs import CompletionOutput, Logprob, RequestOutput
 from engine.text.tokenizer import Tokenizer
@@ -122,19 +123,27 @@ class BeamSearchMethods(LLMBase, ABC):
             prompts, params.sampling_params(), use_tqdm=use_tqdm, lora_request=lora_request
         )
         refs = to_adapter_refs(lora_request, len(results))
-        return [
-            BeamSearchOutput(
-                [
-                    self._beam(
-                        result.prompt_token_ids, output, params, self.llm_engine.tokenizer_of(ref)
-                    )
-                    for output in result.outputs
-                    if result.error is None
-                ],
-                result.error,
-            )
+        searches = [
+            self._beams(result, params, self.llm_engine.tokenizer_of(ref))
             for result, ref in zip(results, refs, strict=True)
         ]
+        decoded = [
+            search for search, result in zip(searches, results, strict=True) if result.error is None
+        ]
+        check_failures(decoded)
+        return searches
+
+    def _beams(
+        self, result: RequestOutput, params: BeamSearchParams, tokenizer: Tokenizer | None
+    ) -> BeamSearchOutput:
+        if result.error is not None:
+            return BeamSearchOutput([], result.error)
+        prompt = result.prompt_token_ids
+        try:
+            beams = [self._beam(prompt, output, params, tokenizer) for output in result.outputs]
+        except EngineFault as error:  # the tokenizer can't decode these tokens
+            return BeamSearchOutput([], error)
+        return BeamSearchOutput(beams)
 
     def _beam(
         self,

@@ -4,14 +4,21 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from typing import Any
+from typing import Protocol
 
-from engine.offline.outputs import PoolingRequestOutput, RequestOutput
+from engine.contract.errors import QuireError
 
 log = logging.getLogger(__name__)
 
 
-def check_failures(results: Sequence[RequestOutput | PoolingRequestOutput[Any]]) -> None:
+class Result(Protocol):
+    """What came of one request: `error`, None if it succeeded."""
+
+    @property
+    def error(self) -> QuireError | None: ...
+
+
+def check_failures(results: Sequence[Result]) -> None:
     """Raise the first error if all requests failed: no result is lost then."""
     errors = [result.error for result in results if result.error is not None]
     if not errors:

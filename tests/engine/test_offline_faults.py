@@ -220,6 +220,32 @@ def test_fault_64_of_several_searches_one_fails(llm: LLM, monkeypatch: pytest.Mo
     assert "hiccups" in str(outputs[1].error)
 
 
+def test_fault_64_of_several_searches_one_cant_be_decoded(
+    llm: LLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    params = BeamSearchParams(beam_width=2, max_tokens=3, ignore_eos=True)
+    tokenizer = llm.llm_engine.tokenizer_of(None)
+    assert tokenizer is not None
+    decode = tokenizer.decode
+
+    def failing(ids: Any, skip_special_tokens: bool = True) -> str:
+        # Only a beam's whole text begins with its prompt.
+        if list(ids)[:2] == PROMPTS[1][:2]:
+            raise EngineFault("The model's tokenizer can't decode its tokens: it panics.")
+        return decode(ids, skip_special_tokens)
+
+    monkeypatch.setattr(tokenizer, "decode", failing)
+    first, second = llm.beam_search(
+        [{"prompt_token_ids": PROMPTS[0]}, {"prompt_token_ids": PROMPTS[1]}], params
+    )
+    assert len(first.sequences) == 2
+    assert first.error is None
+    assert second.sequences == []
+    assert "panics" in str(second.error)
+    with pytest.raises(EngineFault, match="panics"):
+        llm.beam_search([{"prompt_token_ids": PROMPTS[1]}], params)
+
+
 async def _results(engine: AsyncLLM, prompt: list[int], params: SamplingParams) -> list[int]:
     async for result in engine.generate(prompt, params):
         tokens = result.outputs[0].token_ids
