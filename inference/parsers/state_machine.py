@@ -82,6 +82,11 @@ def merge_adjacent(parts: Iterable[Part]) -> list[Part]:
 
 # -- A state machine for a growing text.
 
+#: Longer than any mark or header: text that waits beyond this is a run, as of newlines.
+LONG = 1024
+#: Characters of the end of such a run by which more of it is known.
+TAIL = 64
+
 
 class StateMachine:
     """Splits a growing text into parts, independently of how it was cut into chunks.
@@ -99,11 +104,21 @@ class StateMachine:
         self._is_finished = False
         self._out: list[Part] = []
         self._state = state
+        self._next_size = 0
 
     def push(self, text: str) -> list[Part]:
-        """Return the parts that are final after this text."""
+        """Return the parts that are final after this text.
+
+        More of a long run is looked at only once the run has grown by an eighth, so that reading
+        it takes time in proportion to its length.
+        """
+        is_run = len(self._buffer) > LONG and set(text) <= set(self._buffer[-TAIL:])
         self._buffer += text
-        return self._run()
+        if is_run and len(self._buffer) < self._next_size:
+            return []
+        parts = self._run()
+        self._next_size = len(self._buffer) * 9 // 8
+        return parts
 
     def flush(self) -> list[Part]:
         """Return the remaining parts at the end of the text."""

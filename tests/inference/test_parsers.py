@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from inference.chat.parsers import OutputParser, OutputParserConfig
 from inference.chat.turn import build_message
 from inference.parsers.registry import reasoning_parsers, tool_parsers
+from inference.parsers.state_machine import Part, StateMachine
 from tests.inference.parsers import FUNCTIONS, NO_CALLS, SAMPLES, Sample, read, shape
 
 NAMES = sorted(tool_parsers.all())
@@ -237,3 +238,39 @@ def test_reading_costs_the_same_however_long_a_call_is(sample: Sample) -> None:
         parser.push("abcd")
         looked_at = max(looked_at, len(tools._buffer))
     assert looked_at < 100
+
+
+def _one_text_a_state() -> list[tuple[OutputParserConfig, str]]:
+    """Beginnings of the samples, one for each state that a parser gets into."""
+    texts: dict[tuple[str, str], tuple[OutputParserConfig, str]] = {}
+    plans = [(sample.parser, plan_of(sample.parser), sample.text) for sample in SAMPLES]
+    plans += [(name, thinking(name), text) for name, text, *_ in THINKING]
+    for name, plan, text in plans:
+        parser = OutputParser(plan)
+        machine = parser._tools or parser._reasoning
+        assert machine is not None
+        for cut in range(len(text)):
+            texts.setdefault((name, machine._state.__name__), (plan, text[:cut]))
+            parser.push(text[cut])
+    return list(texts.values())
+
+
+@pytest.mark.parametrize("run", ["\n", "\n  ", "}", ", ", '"', "\\"])
+def test_a_long_run_of_anything_is_read_in_time_proportional_to_its_length(
+    run: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In each state of each parser. Work is counted in characters that a parser looks at."""
+    scan, num_scanned = StateMachine._run, 0
+
+    def counting(machine: StateMachine) -> list[Part]:
+        nonlocal num_scanned
+        num_scanned += len(machine._buffer)
+        return scan(machine)
+
+    monkeypatch.setattr(StateMachine, "_run", counting)
+    size, chunk = 4000, (run * 32)[:32]
+    for plan, text in _one_text_a_state():
+        chunks, num_scanned = [text, *[chunk] * (size // len(chunk)), "Hm."], 0
+        parts = read(plan, chunks)
+        assert num_scanned < 15 * size, (plan, text, num_scanned)
+        assert shape(parts) == shape(read(plan, ["".join(chunks)])), (plan, text)
