@@ -17,6 +17,7 @@ from adapters.cards import SEEN_WITHIN_S
 from adapters.serving import Loaded, begin_load, state_of, unload
 from common.db import run_in_db_thread, run_in_file_thread
 from common.errors import Conflict, NotFound, ServiceUnavailable
+from common.task_queue import check_worker
 from engine.contract.errors import InvalidRequest, QuireError
 from inference.api.chat import StoredCompletionsView
 from inference.api.completions import CompletionsView, completion_job
@@ -151,6 +152,7 @@ async def _wait_for_validation(loading: Loaded) -> None:
             return
         if state not in ("uploaded", "fetching", "validating", "probing", "ready"):
             raise InvalidRequest(problem or f"The adapter is {state}.", param="lora_path")
+        await run_in_db_thread(check_worker)
         await asyncio.sleep(POLL_INTERVAL_S)
     raise ServiceUnavailable(
         "The adapter was not validated in time. Check that a worker is running."

@@ -65,7 +65,7 @@ async def resolve_model(
     """Return the model or adapter of this name for the caller.
 
     Args:
-        name: None for the only model that the caller may use.
+        name: None as for `catalog.access.access_model`.
         task: task that it must support; None for any task.
         sticky: key of the request's user or conversation, which gets the same version throughout
             while a canary has a share of the traffic.

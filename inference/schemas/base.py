@@ -154,7 +154,7 @@ def _label(text: str) -> str:
 ShortText = Annotated[str, Field(max_length=512), AfterValidator(_label)]
 
 
-#: May be omitted by callers who have only one model.
+#: May be omitted: see `catalog.access.access_model`.
 ModelName = Annotated[str, Field(min_length=1, max_length=256)]
 
 

@@ -104,7 +104,7 @@ _card_cache: AsyncTTLCache[int, tuple[AdapterCard, ...]] = AsyncTTLCache(ttl=TTL
 
 
 async def access_target(caller: Caller, name: str | None) -> ModelTarget:
-    """The model or adapter with this name; without one the only model that the caller may use.
+    """The model or adapter with this name; without one as `catalog.access.access_model`.
 
     Models take precedence, then the tenant's own adapters, then shared ones. An adapter can be
     requested as `name` or as `base:name`.

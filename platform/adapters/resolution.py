@@ -29,6 +29,7 @@ from catalog.models import ServedModel
 from common.cached_lookup import AsyncTTLCache
 from common.db import run_in_db_thread, run_in_file_thread
 from common.errors import AdapterInvalid, AdapterTooLarge, Conflict, ServiceUnavailable
+from common.task_queue import check_worker
 from engine.contract.errors import EngineOverloaded, InvalidRequest, QuireError
 from tenants.actors import Actor
 from tenants.authentication import Caller
@@ -307,7 +308,7 @@ async def _import_resolved(sought: AdapterLookup, resolver: str, path: str) -> R
 
 
 async def _checked(version: int) -> ResolveOutcome:
-    """Wait for its check. Raises `ServiceUnavailable` on timeout."""
+    """Wait for its check. Raises `ServiceUnavailable` on timeout, or if no worker runs."""
     deadline = time.monotonic() + CHECKED_WITHIN_S
     while time.monotonic() < deadline:
         state, problem = await run_in_db_thread(state_of, Loaded(version))
@@ -317,6 +318,7 @@ async def _checked(version: int) -> ResolveOutcome:
             return ResolveOutcome(refused=problem or "its check has failed.")
         if state not in ("uploaded", "fetching", "validating", "probing", "ready"):
             return ResolveOutcome()
+        await run_in_db_thread(check_worker)
         await asyncio.sleep(POLL_INTERVAL_S)
     raise StillValidating(
         "The adapter is still being checked. Try again in a moment.", param="model"

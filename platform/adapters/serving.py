@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from adapters import actions
 from adapters.models import PASSED, Adapter, AdapterVersion, VersionState
 from adapters.sources import check_path
-from catalog.models import DesiredState, ServedModel
-from common.errors import NotFound
+from catalog.access import access_loaded_model
 from engine.contract.errors import InvalidRequest
 from engine.contract.lora import adapter_digest
 from tenants.access import access_key_actor
@@ -27,7 +26,7 @@ def begin_load(*, key_id: int | None, name: str, path: str, model: str, in_place
     Raises: `InvalidRequest` if one of this name is live already, unless `in_place`; the errors of
     `add_from_folder`.
     """
-    actor, base = access_key_actor(key_id), _base(model)
+    actor, base = access_key_actor(key_id), access_loaded_model(model)
     source = check_path(path)
     digest = adapter_digest(source)
     rows = Adapter.objects.filter(tenant=None, served_model=base, name=name)
@@ -79,19 +78,3 @@ def _loaded_already(name: str, live: AdapterVersion, digest: str) -> str:
         f"{text} The files have changed since: {live.digest[:12]} goes on being served. Set "
         "load_inplace to true to serve what is there now."
     )
-
-
-def _base(name: str) -> ServedModel:
-    """The named model, or the only one that is loaded."""
-    loaded = ServedModel.objects.filter(desired_state=DesiredState.LOADED)
-    if name:
-        model = loaded.filter(name=name).first()
-        if model is None:
-            raise NotFound(f"Model {name[:200]!r} not found.", param="model")
-        return model
-    several = list(loaded[:2])
-    if len(several) != 1:
-        raise InvalidRequest(
-            "Several models are served: name the adapter's base in 'model'.", param="model"
-        )
-    return several[0]

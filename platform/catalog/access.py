@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
+from django.conf import settings
 from django.db import DatabaseError, InterfaceError
 from django.db.models import Q, QuerySet
 
@@ -13,7 +14,7 @@ from catalog.models import DesiredState, Replica, ServedModel
 from catalog.signals import served_model_changed
 from common.cached_lookup import AsyncTTLCache
 from common.db import in_admission_thread
-from common.errors import ModelNotFound, ServiceUnavailable
+from common.errors import ModelNotFound, NotFound, ServiceUnavailable
 from engine.contract.errors import InvalidRequest
 from tenants.actors import Actor, require_operator, to_actor
 from tenants.authentication import Caller
@@ -22,6 +23,7 @@ from tenants.models import Tenant, User
 __all__ = [
     "ModelCard",
     "ModelNotFound",
+    "access_loaded_model",
     "access_model",
     "access_models",
     "access_replicas",
@@ -74,11 +76,12 @@ async def access_models(caller: Caller) -> list[ModelCard]:
 
 
 async def access_model(caller: Caller, name: str | None) -> ModelCard:
-    """The model with this name or alias; without a name the only one that the caller may use.
+    """The model with this name or alias; without a name the only one that the caller may use, or of
+    several the one that the instance was started with.
 
     Raises:
         ModelNotFound: (404, `param` "model") it doesn't exist or the caller has no access.
-        InvalidRequest: the name is missing and the caller has several models.
+        InvalidRequest: the name is missing, and the caller has several other models.
     """
     return _match_name(await tenant_cards(caller.tenant_id), caller, name)
 
@@ -112,13 +115,15 @@ def _match_name(tenant_cards: ModelCards, caller: Caller, name: str | None) -> M
 
 
 def _single_model(cards: ModelCards) -> ModelCard:
-    models = [card for card in cards.values() if not card.alias_of]
+    models = {card.id: card for card in cards.values() if not card.alias_of}
     if len(models) == 1:
-        return models[0]
+        return next(iter(models.values()))
+    if settings.QUIRE.default_model in models:
+        return models[settings.QUIRE.default_model]
     if not cards:
         raise ModelNotFound("You don't have access to any model.", param="model")
     raise InvalidRequest(
-        "Missing required parameter: 'model'. It may be left out only if this key has one model.",
+        "Missing required parameter: 'model'. This key may use several: see GET /v1/models.",
         param="model",
         code="missing_required_parameter",
     )
@@ -132,6 +137,22 @@ async def served_model_names() -> dict[str, bool]:
     Raises: `ServiceUnavailable` (503) when the database is down and nothing usable is cached.
     """
     return await _cached(_names, "all", _read_names)
+
+
+def access_loaded_model(name: str) -> ServedModel:
+    """The row of a loaded model, for operators; "": chosen as by `access_model`.
+
+    Raises: `NotFound`; `InvalidRequest` without a name if several others are loaded.
+    """
+    loaded = ServedModel.objects.filter(desired_state=DesiredState.LOADED)
+    rows = list((loaded.filter(name=name) if name else loaded)[:2])
+    if len(rows) > 1:
+        rows = list(loaded.filter(name=settings.QUIRE.default_model))
+        if not rows:
+            raise InvalidRequest("Several models are served: name one in 'model'.", param="model")
+    if not rows:
+        raise NotFound(f"Model {name[:200]!r} isn't loaded.", param="model")
+    return rows[0]
 
 
 def access_served_models(tenant: Tenant) -> QuerySet[ServedModel]:

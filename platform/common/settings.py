@@ -458,6 +458,12 @@ class QuireSettings(BaseSettings):
         description="Number of requests that a replica may be ahead of the least loaded one and "
         "still be chosen for the prefixes it has cached.",
     )
+    default_model: str = _internal(
+        "", description="Model that requests without `model` go to: the one that `up` started with."
+    )
+    without_worker: bool = _internal(
+        False, description="Whether `up` started no worker (`--no-worker`)."
+    )
     local_replica_id: str = _internal(
         "", description="Replica in this gateway's pod, by `gateway --replica-id`; it comes first."
     )

@@ -18,6 +18,7 @@ from celery.worker.state import maybe_shutdown
 from django.conf import settings
 
 from common.locks import hold_lock_sync
+from common.task_queue import scheduler_lock
 from config import task_metrics  # noqa: F401 - connects Celery's signals
 from engine.system import redis_client
 from engine.system.redis_client import is_temporary
@@ -129,9 +130,8 @@ class SingleScheduler(ClockSafeScheduler):
             self._unsent[str(entry.name)] = (time.monotonic(), entry)
 
     def _acquire_or_extend_lock(self) -> bool:
-        key = f"{settings.QUIRE.key_prefix}:celery:scheduler"
         try:
-            return hold_lock_sync(self._client, key, self._id, SCHEDULER_LOCK_S)
+            return hold_lock_sync(self._client, scheduler_lock(), self._id, SCHEDULER_LOCK_S)
         except (redis.RedisError, OSError) as error:
             logger.debug("the scheduler's lock is out of reach: %s", error)
             return False

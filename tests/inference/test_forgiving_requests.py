@@ -38,8 +38,8 @@ async def test_the_only_model_needs_no_name(
 
 
 @pytest.mark.parametrize(("path", "body"), WITHOUT_MODEL)
-async def test_one_of_several_needs_its_name(
-    served: Gateway, path: str, body: dict[str, Any]
+async def test_of_several_the_one_that_the_server_started_with_needs_no_name(
+    served: Gateway, path: str, body: dict[str, Any], settings: Any
 ) -> None:
     await asyncio.to_thread(
         ServedModel.objects.create,
@@ -52,6 +52,16 @@ async def test_one_of_several_needs_its_name(
     reply = await served.client.post(path, body)
     assert reply.status == 400, reply.body
     assert "'model'" in str(reply.json()["error"]["message"])
+    settings.QUIRE = settings.QUIRE.replace(default_model="fake")
+    reply = await served.client.post(path, body)
+    assert reply.status == 200, reply.body
+    assert reply.json().get("model", "fake") == "fake"
+
+
+async def test_a_key_without_the_first_model_gets_its_own(served: Gateway, settings: Any) -> None:
+    settings.QUIRE = settings.QUIRE.replace(default_model="somebody-elses")
+    reply = await served.client.post("/v1/completions", {"prompt": "hello"})
+    assert (reply.status, reply.json()["model"]) == (200, "fake")
 
 
 TEMPLATE = (

@@ -19,6 +19,7 @@ from adapters.resolvers import lora_resolvers
 from adapters.signals import version_waits
 from catalog.models import ServedModel
 from common.db import run_in_db_thread
+from common.task_queue import scheduler_lock
 from engine.contract import plugins
 from engine.contract.errors import ConfigError
 from engine.contract.lora import adapter_digest
@@ -292,3 +293,20 @@ def test_a_function_may_register_one_and_what_is_wrong_is_refused(
     resolving.forget()
     with pytest.raises(ConfigError, match="QUIRE_LORA_RESOLVER_CACHE_DIR must be a folder"):
         lora_resolvers()
+
+
+async def test_without_a_worker_nobody_waits_for_its_check(
+    gateway: Gateway, folder: Path, settings: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`up --no-worker`, until somebody starts a worker, which holds the schedule's lock."""
+    settings.QUIRE = settings.QUIRE.replace(without_worker=True)
+    version_waits.disconnect(dispatch_uid="test")
+    lora(folder / "sql")
+    async with gateway.serving(gateway.fake()):
+        reply = await ask(gateway.client, "sql")
+        assert reply.status == 503
+        assert "--no-worker" in reply.error["message"]
+        await gateway.redis.set(scheduler_lock(), "a worker")
+        monkeypatch.setattr(resolving, "CHECKED_WITHIN_S", 0.1)
+        reply = await ask(gateway.client, "sql")
+        assert (reply.status, "still being checked" in reply.error["message"]) == (503, True)

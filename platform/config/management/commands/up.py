@@ -18,7 +18,7 @@ from catalog.cli import NAMED, parse_engine_settings
 from catalog.supervisor import Supervisor
 from common.commands import QuireCommand
 from common.files import INSTANCE_FILE, make_private
-from common.settings import unknown_variables
+from common.settings import set_internal_fields, unknown_variables
 from config.embedded_redis import EmbeddedRedisError, StartFailed
 from config.single_user import ensure_metrics_token, has_single_user, is_loopback
 from config.up.banner import banner, ready_lines, write_ready_file
@@ -211,6 +211,11 @@ class Command(QuireCommand):
         )
         model = startup_model.model
         modules = ensure_adapters(model, options["lora_modules"])
+        if options["no_worker"] and still_checked(modules):
+            raise StartFailed("--lora-modules are checked by a worker: leave --no-worker out.")
+        set_internal_fields(
+            {"default_model": model.name, "without_worker": bool(options["no_worker"])}
+        )
         proof = ReadinessProbe(url, credentials.api_key, model.name)
         if options["ssl_cert_reqs"] == ssl.CERT_REQUIRED:
             authorities = create_probe_certificate(proof.tls, options["ssl_ca_certs"], data_dir)
