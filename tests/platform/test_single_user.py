@@ -116,8 +116,9 @@ def test_a_request_without_a_key_gets_the_instances_own(tmp_path: Path, settings
 @pytest.fixture(scope="module")
 def served(short_tmp: Path) -> Iterator[Instance]:
     model = tiny_model_folder(short_tmp / "one-user-model")
-    words = (str(model), "--no-worker")
-    with Instance(with_tables(short_tmp / "one-user"), *words, command="serve") as instance:
+    data_dir = with_tables(short_tmp / "one-user")
+    manage(data_dir, "load_model", str(model), "--name", "earlier")
+    with Instance(data_dir, str(model), "--no-worker", command="serve") as instance:
         instance.ready()
         yield instance
 
@@ -132,7 +133,9 @@ def status(facts: dict[str, str], api_key: str = "EMPTY") -> int:
 def test_the_manuals_clients_are_answered_until_there_is_somebody_else(served: Instance) -> None:
     facts = served.ready()
     with openai.OpenAI(api_key="EMPTY", base_url=f"{facts['url']}/v1") as client:
-        model = client.models.list().data[0].id
+        (model,) = [model.id for model in client.models.list().data]
+        assert model == "one-user-model"
+        assert "Not loaded again: earlier." in served.text()
         answer = client.completions.create(model=model, prompt="Hello", max_tokens=3)
         assert answer.usage is not None
         assert answer.usage.completion_tokens == 3

@@ -18,7 +18,7 @@ from catalog.cli import NAMED, parse_engine_settings
 from catalog.supervisor import Supervisor
 from common.commands import QuireCommand
 from common.files import INSTANCE_FILE, make_private
-from common.settings import set_internal_fields, unknown_variables
+from common.settings import PROGRAM, set_internal_fields, unknown_variables
 from config.embedded_redis import EmbeddedRedisError, StartFailed
 from config.single_user import ensure_metrics_token, has_single_user, is_loopback
 from config.up.banner import banner, ready_lines, write_ready_file
@@ -31,6 +31,7 @@ from config.up.first_run import (
     ensure_vision_demo,
     keys_from_environment,
     still_checked,
+    unload_others,
 )
 from config.up.processes import (
     Gateways,
@@ -210,6 +211,11 @@ class Command(QuireCommand):
             num_prefill=options["prefill_replicas"],
         )
         model = startup_model.model
+        if single_user and options["model"] and (others := unload_others(model)):
+            self.print_hint(
+                f"Not loaded again: {', '.join(others)}. `{PROGRAM} serve` without keys serves one "
+                f"model; `{PROGRAM} load_model NAME` loads another beside it."
+            )
         modules = ensure_adapters(model, options["lora_modules"])
         if options["no_worker"] and still_checked(modules):
             raise StartFailed("--lora-modules are checked by a worker: leave --no-worker out.")
