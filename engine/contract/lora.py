@@ -98,6 +98,16 @@ def adapter_name_of(adapter: AdapterRef | None) -> str:
     return adapter.name if adapter else ""
 
 
+def snapshot_of(path: Path) -> Path:
+    """Return the files' folder if `path` is a repository in the hub's cache, else `path`."""
+    try:
+        revision = (path / "refs" / "main").read_text().strip()
+    except (OSError, UnicodeDecodeError):
+        return path
+    snapshot = path / "snapshots" / revision
+    return snapshot if revision.isalnum() and snapshot.is_dir() else path
+
+
 def adapter_files(path: Path) -> list[Path]:
     """Return an adapter's files: PEFT's two, existing or not, and vLLM's file of new tokens and
     the tokenizer's files, if they exist; or one GGUF file.
@@ -227,8 +237,9 @@ class LoRARequest:
     Attributes:
         lora_name: for messages and metrics.
         lora_int_id: a number chosen by the caller, at least 1; otherwise unused.
-        lora_path: the folder with adapter_config.json and adapter_model.safetensors, or a file of
-            GGUF. A tokenizer in it is that of the adapter's prompts and texts.
+        lora_path: the folder with adapter_config.json and adapter_model.safetensors, or that of its
+            repository in the hub's cache, or a file of GGUF. A tokenizer in it is that of the
+            adapter's prompts and texts.
         load_inplace: no effect: changed files are always reloaded.
     """
 
@@ -269,7 +280,7 @@ class LoRARequest:
 
         Raises `InvalidRequest` (param `lora_request`) if it holds none.
         """
-        path = Path(self.lora_path).expanduser().absolute()
+        path = snapshot_of(Path(self.lora_path).expanduser().absolute())
         try:
             digest, tokenizer = digest_cache.of(path)
         except OSError as error:

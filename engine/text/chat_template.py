@@ -291,7 +291,11 @@ def _template_source(tokenizer: Tokenizer, chosen: str | None, with_tools: bool)
     if "default" in templates:
         return templates["default"]
     names = f" It has: {', '.join(sorted(templates))}." if templates else ""
-    raise InvalidRequest(f"The model has no chat template.{names}", param="messages")
+    raise InvalidRequest(
+        f"The model has no chat template.{names} Name one by --chat-template (chat_template), or "
+        "complete a prompt instead.",
+        param="messages",
+    )
 
 
 def _control_tokens(tokenizer: Tokenizer) -> ControlTokens:

@@ -175,7 +175,9 @@ def _tool_parser(chat: ChatRequest, served: ResolvedModel) -> type[ToolCallParse
         return JsonParser
     if parser is None:
         raise UnsupportedField(
-            f"The model '{served.name}' was not trained to call tools in a way that is supported.",
+            f"It isn't known how the model '{served.name}' calls tools: its chat template has no "
+            "tools, or calls of no known form. Name a parser by --tool-call-parser, or send "
+            "tool_choice 'required'.",
             param="tools",
         )
     return parser

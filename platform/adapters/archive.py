@@ -311,10 +311,20 @@ def _files_of(folder: Path) -> dict[str, Path]:
     raise AdapterInvalid(f"The adapter has no file {WEIGHTS_FILE}.", param="path")
 
 
+def _blob_of(path: Path) -> Path:
+    """Return what a file of the hub's cache links to in `blobs`; any other path unchanged."""
+    repository = path.parent.parent.parent
+    if path.parent.parent.name == "snapshots" and path.is_symlink():
+        target = path.resolve()
+        if target.parent == (repository / "blobs").resolve():
+            return target
+    return path
+
+
 def _open_regular_file(path: Path) -> IO[bytes]:
-    """Open a regular file; links and devices are refused. Raises `AdapterInvalid`."""
+    """Open a regular file; other links and devices are refused. Raises `AdapterInvalid`."""
     try:
-        handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+        handle = os.open(_blob_of(path), os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     except FileNotFoundError:
         raise AdapterInvalid(f"The adapter has no file {path.name}.", param="path") from None
     except OSError as error:

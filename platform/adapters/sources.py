@@ -17,7 +17,7 @@ from adapters.archive import MAX_CONFIG_BYTES
 from catalog import hub
 from common.errors import AdapterInvalid, AdapterTooLarge
 from engine.contract.errors import InvalidRequest
-from engine.contract.lora import CONFIG_FILE, WEIGHTS_FILE
+from engine.contract.lora import CONFIG_FILE, WEIGHTS_FILE, snapshot_of
 
 
 def is_adapter_of(config: Path, model: str) -> bool:
@@ -77,7 +77,8 @@ def _resolved(path: Path, allowed: list[Path]) -> Path:
     RuntimeError.
     """
     inside = [] if path.is_absolute() else [folder / path for folder in allowed]
-    return next((candidate for candidate in inside if candidate.exists()), path).resolve()
+    existing = next((candidate for candidate in inside if candidate.exists()), path)
+    return snapshot_of(existing).resolve()
 
 
 @contextmanager

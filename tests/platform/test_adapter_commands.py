@@ -12,6 +12,7 @@ from django.core.management import CommandError, call_command
 from adapters.models import Adapter, AdapterVersion, VersionState
 from config.embedded_redis import StartFailed
 from config.up.first_run import Module, ensure_adapters, parse_lora_modules, still_checked
+from engine.contract.lora import LoRARequest, adapter_digest
 from tests.adapter_files import adapter_folder
 from tests.platform.adapters import ready, served
 from tests.platform.conftest import World
@@ -107,6 +108,25 @@ def test_the_start_waits_for_its_modules_and_ends_with_a_refused_one(
     rows.update(state=VersionState.FAILED, report={"error": {"message": "It's too wide."}})
     with pytest.raises(StartFailed, match="--lora-modules a: It's too wide"):
         still_checked(versions)
+
+
+def test_a_repository_in_the_hubs_cache_is_its_newest_adapter(world: World, tmp_path: Path) -> None:
+    """As vLLM's manual names one: `models--owner--name`, links into `blobs` below it."""
+    repository = tmp_path / "models--yard1--sql"
+    snapshot = repository / "snapshots" / "0a1b"
+    adapter_folder(repository / "blobs")
+    snapshot.mkdir(parents=True)
+    for blob in (repository / "blobs").iterdir():
+        (snapshot / blob.name).symlink_to(blob)
+    (repository / "refs").mkdir()
+    (repository / "refs" / "main").write_text("0a1b")
+    expected, model = adapter_digest(snapshot), served()
+    (version,) = ensure_adapters(model, [f"sql={repository}"])
+    assert version.digest == expected
+    assert LoRARequest("sql", 1, str(repository)).ref().digest == expected
+    (repository / "refs" / "main").write_text("../blobs")
+    with pytest.raises(CommandError, match=r"no file adapter_config.json"):
+        ensure_adapters(model, [f"other={repository}"])
 
 
 @pytest.mark.parametrize(

@@ -37,11 +37,12 @@ pytestmark = [
 #: The sentences in which snippets may end.
 ENDS = (
     # What needs hardware, a package or a network that isn't here.
+    r"VLLM_USE_MODELSCOPE is set, but the package isn't installed: pip install modelscope",
     r"FLASH_ATTN can't be used here: device cpu not supported",
     r"device must be one of auto, cpu, cuda; got 'neuron'",
     r"No module named '(ray|awq|auto_fp8|langchain_community|examples\.tensorize_vllm_model)'",
     r"environment variable RANK expected",
-    r"Failed to resolve",
+    r"Failed to resolve|upload\.wikimedia\.org has no address",
     # A server without TLS is asked by HTTPS.
     r"wrong version number",
     # The folder that another program would have written isn't there.

@@ -22,7 +22,7 @@ from catalog.models import DesiredState, Replica, ReplicaState, ServedModel
 from common.files import write_private
 from config.embedded_redis import StartFailed
 from engine.contract.errors import InvalidRequest, ModelLoadError, QuireError
-from engine.contract.lora import CONFIG_FILE, adapter_digest
+from engine.contract.lora import CONFIG_FILE, adapter_digest, snapshot_of
 from tenants import actions as tenant_actions
 from tenants import api_keys
 from tenants.actors import CLI_ACTOR, SYSTEM_ACTOR
@@ -88,7 +88,7 @@ def ensure_adapters(model: ServedModel, words: Sequence[str] | None) -> list[Ada
                 f"--lora-modules {module.name} is for {module.base}, but {model.name} is served."
             )
         try:
-            path = Path(module.path).expanduser().resolve()
+            path = snapshot_of(Path(module.path).expanduser()).resolve()
             versions.append(_ensure(model, module.name, path))
         except QuireError as error:
             raise CommandError(f"--lora-modules {module.name}: {error.message}") from error
