@@ -314,11 +314,11 @@ def ensure_model(
     return StartupModel(_loaded(name, source, engine, {"aliases": aliases, **columns}), existing)
 
 
-def unload_others(model: ServedModel) -> list[str]:
+def unload_except(model: ServedModel) -> list[str]:
     """Unload what earlier starts left loaded beside `model`; returns the names."""
-    others = ServedModel.objects.filter(desired_state=DesiredState.LOADED, managed=True)
-    others = others.exclude(pk=model.pk).order_by("pk")
-    return [catalog_actions.unload_model(actor=CLI_ACTOR, model=other).name for other in others]
+    loaded = ServedModel.objects.filter(desired_state=DesiredState.LOADED, managed=True)
+    earlier = loaded.exclude(pk=model.pk).order_by("pk")
+    return [catalog_actions.unload_model(actor=CLI_ACTOR, model=row).name for row in earlier]
 
 
 def clear_stale_replicas() -> None:

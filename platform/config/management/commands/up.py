@@ -31,7 +31,7 @@ from config.up.first_run import (
     ensure_vision_demo,
     keys_from_environment,
     still_checked,
-    unload_others,
+    unload_except,
 )
 from config.up.processes import (
     Gateways,
@@ -211,9 +211,9 @@ class Command(QuireCommand):
             num_prefill=options["prefill_replicas"],
         )
         model = startup_model.model
-        if single_user and options["model"] and (others := unload_others(model)):
+        if single_user and options["model"] and (earlier := unload_except(model)):
             self.print_hint(
-                f"Not loaded again: {', '.join(others)}. `{PROGRAM} serve` without keys serves one "
+                f"Not loaded again: {', '.join(earlier)}. Without keys `{PROGRAM} serve` serves one "
                 f"model; `{PROGRAM} load_model NAME` loads another beside it."
             )
         modules = ensure_adapters(model, options["lora_modules"])
