@@ -360,8 +360,11 @@ def select_backend(need: AttentionRequirements, requested: str | None = None) ->
     if requested is not None:
         backend = get_backend(requested)
         if reasons := backend.refusals(need):
+            names = PRIORITY.get(need.device, ())
+            fitting = [name for name in names if not BACKENDS[name].refusals(need)]
+            remedy = f" Leave it out, or name {' or '.join(fitting)}." if fitting else ""
             raise NoAttentionBackend(
-                f"Attention backend {requested} can't be used here: {'; '.join(reasons)}.",
+                f"Attention backend {requested} can't be used here: {'; '.join(reasons)}.{remedy}",
                 {requested: reasons},
             )
         return backend

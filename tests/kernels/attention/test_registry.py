@@ -66,6 +66,12 @@ def test_a_forced_backend_that_does_not_fit_is_refused_with_reasons(name, change
     assert any(reason in text for text in caught.value.reasons[name])
 
 
+def test_a_refusal_names_the_backends_that_fit():
+    need = dataclasses.replace(HOPPER, device="cpu")
+    with pytest.raises(NoAttentionBackend, match=r"\. Leave it out, or name .*TORCH_SDPA"):
+        select_backend(need, "FLASH_ATTN")
+
+
 def test_all_reasons_are_given_where_nothing_fits():
     need = dataclasses.replace(HOPPER, head_size=512, sinks=True)
     with pytest.raises(NoAttentionBackend, match="TRITON_ATTN: head size 512") as caught:

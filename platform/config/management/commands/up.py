@@ -213,8 +213,8 @@ class Command(QuireCommand):
         model = startup_model.model
         if single_user and options["model"] and (earlier := unload_except(model)):
             self.print_hint(
-                f"Not loaded again: {', '.join(earlier)}. Without keys `{PROGRAM} serve` serves one "
-                f"model; `{PROGRAM} load_model NAME` loads another beside it."
+                f"Not loaded again: {', '.join(earlier)}. Without keys `{PROGRAM} serve` serves "
+                f"one model; `{PROGRAM} load_model NAME` loads another beside it."
             )
         modules = ensure_adapters(model, options["lora_modules"])
         if options["no_worker"] and still_checked(modules):
