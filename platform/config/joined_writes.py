@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from config.ignored_upgrades import IgnoredUpgradesProtocol
 
 #: Prefix of uvicorn's writes of a head. A body with this prefix is at most one iteration late.
 _HEAD = b"HTTP/1.1 "
@@ -52,7 +52,7 @@ class JoinedWrites:
         return getattr(self._transport, name)
 
 
-class JoinedWritesProtocol(HttpToolsProtocol):
+class JoinedWritesProtocol(IgnoredUpgradesProtocol):
     """uvicorn's HTTP protocol on `JoinedWrites`."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
