@@ -109,6 +109,8 @@ def _prepare(
         prepared["tool_calls"] = [_prepare_call(call, form) for call in prepared["tool_calls"]]
         if form.needs_content:
             prepared.setdefault("content", "")
+    elif "content" in message:  # null
+        prepared.setdefault("content", "")
     if "content" in prepared:
         role_forms = content_forms(template, role) if forms is None else forms
         prepared["content"] = _content(where, prepared["content"], role_forms, image_mark)

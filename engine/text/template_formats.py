@@ -104,7 +104,7 @@ def _chats_with(source: str, role: str, content: Any) -> Iterator[list[Message]]
 
 @lru_cache(maxsize=CACHED_TEMPLATES)
 def call_format(source: str) -> CallFormat:
-    """Return how a template reads calls; an object without content if it reads none.
+    """Return how a template reads calls; an object, with content if need be, if it reads none.
 
     Text is preferred if the template would write an object as JSON: it stays as the model wrote it,
     so its tokens match those in the prefix cache.
@@ -124,7 +124,8 @@ def call_format(source: str) -> CallFormat:
             return as_object
         if _ARGUMENTS_TEXT in text:
             return as_text
-    return CallFormat()
+    bare = _calling_message(CallFormat())
+    return CallFormat(needs_content=not _render(source, [{"role": "user", "content": "x"}, bare]))
 
 
 def _calling_message(form: CallFormat) -> Message:

@@ -87,6 +87,8 @@ def path_not_found(path: str) -> NotFound:
     message = f"Unknown path: {path[:200]}."
     if path.startswith(f"{ROOT}{ROOT}/"):
         suggestion = path[len(ROOT) :]
+    elif path.startswith(f"{ROOT}/"):
+        suggestion = path.rstrip("/")
     else:
         suggestion = ROOT + path
     if _route_exists(suggestion):

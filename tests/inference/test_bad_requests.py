@@ -209,8 +209,9 @@ async def test_unknown_paths_and_methods(served: Gateway) -> None:
     for path in ("/v1", "/v1/", "/v1/nothing", "/v1/chat/completions/", "/v1/%2e%2e/health"):
         reply = await served.client.get(path)
         assert (reply.status, reply.error["code"]) == (404, "unknown_url"), path
-    twice = await served.client.post("/v1/v1/chat/completions", chat_body())
-    assert "Did you mean /v1/chat/completions?" in twice.error["message"]
+    for path in ("/v1/v1/chat/completions", "/v1/chat/completions/"):
+        reply = await served.client.post(path, chat_body())
+        assert "Did you mean /v1/chat/completions?" in reply.error["message"], path
     for method, path in (
         ("PUT", CHAT),
         ("DELETE", "/v1/models"),

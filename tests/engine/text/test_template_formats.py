@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -118,6 +119,19 @@ def test_fault_82_a_chat_goes_on_after_arguments_that_are_no_object(
     assert text.endswith("[tool]22")
     if not visible_text:
         assert text == rendered(call_template(name), chat_with({}))
+
+
+@pytest.mark.parametrize("content", ["absent", None, ""])
+def test_fault_82_a_chat_goes_on_for_a_template_that_reads_no_calls(content: str | None) -> None:
+    template = (Path(__file__).parents[3] / "examples" / "template_chatml.jinja").read_text()
+    user, call, result = chat_with("{}")
+    call = {name: value for name, value in call.items() if name != "content"}
+    if content != "absent":
+        call["content"] = content
+    text = rendered(template, [user, call, result])
+    assert "<|im_start|>assistant\n<|im_end|>" in text
+    result["content"] = None
+    assert "<|im_start|>tool\n<|im_end|>" in rendered(template, [user, call, result])
 
 
 @pytest.mark.parametrize("calls", [[], None])
