@@ -24,7 +24,7 @@ CHUNKS = (
     + b"2\r\nab\r\n3\r\ncde\r\n0\r\n\r\n"
 )
 NO_BODY = b"GET /c HTTP/1.1\r\n%s\r\n" % OFFER
-PLAIN = b"POST /d HTTP/1.1\r\nHost: x\r\nContent-Length: 4\r\n\r\nlast"
+WITHOUT_OFFER = b"POST /d HTTP/1.1\r\nHost: x\r\nContent-Length: 4\r\n\r\nlast"
 EXPECTED = [
     ["POST", "/a", '{"n": "\r\n"}'],
     ["POST", "/b", "abcde"],
@@ -61,7 +61,7 @@ async def test_requests_that_offer_http_2_keep_their_bodies_however_they_are_cut
     address: tuple[str, int], size: int
 ) -> None:
     reader, writer = await asyncio.open_connection(*address)
-    data = LENGTH + CHUNKS + NO_BODY + LENGTH + PLAIN
+    data = LENGTH + CHUNKS + NO_BODY + LENGTH + WITHOUT_OFFER
     for start in range(0, len(data), size):
         writer.write(data[start : start + size])
         await writer.drain()
