@@ -73,7 +73,7 @@ class IgnoredUpgradesProtocol(HttpToolsProtocol):
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
-        self.parser = _Parser(self)
+        self.parser = _Parser(self)  # type: ignore[assignment]
 
     def on_message_complete(self) -> None:
         """Called at a message's end, by httptools already after a head with an upgrade."""
