@@ -83,7 +83,7 @@ def load_ours(folder: Path, tensors: dict[str, Any], dtype: str) -> Callable[[],
 
     quantized = {"quantization": "int8"} if dtype == "int8" else {}
     llm = LLM(
-        str(folder), dtype="bfloat16", skip_tokenizer_init=True, runner="pooling",
+        str(folder), dtype="bfloat16", skip_tokenizer_init=True,
         num_gpu_blocks_override=16, **quantized,
     )  # fmt: skip
     executor: Any = llm.llm_engine.core.executor

@@ -125,6 +125,9 @@ def load_pooled(
     """
     weights = _weights(folder, config, form)
     model: NativeDecoder | NativeEncoder
+    if isinstance(spec, DualEncoderSpec):
+        rounds_inputs = config.round_activations and dtype == torch.bfloat16
+        spec = replace(spec, round_attention=rounds_inputs)
     if isinstance(spec, EncoderSpec):
         kind = DualEncoder if isinstance(spec, DualEncoderSpec) else NativeEncoder
         model = kind(spec, ops, dtype, max_model_len, rounds)

@@ -44,7 +44,8 @@ class DualEncoderSpec(EncoderSpec):
 
     Attributes:
         text, vision: config.json's parts, with their defaults.
-        transposed, round_attention: see `DecoderSpec`.
+        transposed: see `DecoderSpec`.
+        round_attention: the same, and linear layers round their inputs, too.
     """
 
     text: Config
@@ -99,7 +100,7 @@ class DualEncoder(NativeEncoder):
             self.weight_dtype,
             self.max_model_len,
             weights,
-            make_quant_scheme(self._quantization),
+            make_quant_scheme(self._quantization, spec.round_attention),
         )
         text = TowerSpec(
             prefix="text_model.",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import torch
 from torch import Tensor
 
@@ -24,7 +26,7 @@ TOWER_PREFIXES = (
 class Llava(VisionFamily):
     """Pictures of one size; each patch is a token."""
 
-    prunable = ("image",)
+    prunable: ClassVar[tuple[str, ...]] = ("image",)
     _tower: VisionTower
     _projector: Transform
 

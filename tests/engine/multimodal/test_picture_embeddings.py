@@ -137,3 +137,15 @@ def test_colqwen2_gives_each_token_of_a_page_or_a_question_its_vector(tmp_path: 
         assert torch.allclose(isolated.outputs.data, expected_rows[0], atol=2e-4)
     with pytest.raises(InvalidRequest, match="token_embed"):
         llm.embed(query)
+
+
+@pytest.mark.parametrize("name", ["clip", "siglip"])
+def test_rounded_activations_keep_the_directions_of_vectors(tmp_path: Path, name: str) -> None:
+    dual_encoder(tmp_path, name)
+    image = {"prompt": "", "multi_modal_data": {"image": picture(1, 60, 40)}}
+    prompts: list[Any] = ["a cat", image]
+    vectors = []
+    for rounds in (False, True):
+        llm = LLM(str(tmp_path), dtype="bfloat16", round_activations=rounds)
+        vectors.append(torch.tensor([result.outputs.embedding for result in llm.embed(prompts)]))
+    assert (vectors[0] * vectors[1]).sum(dim=1).min() > 0.999
