@@ -43,7 +43,8 @@ class AttentionArgs:
 
     A query attends to itself and the `sliding_window` - 1 tokens before it (all if 0), and with
     `visible_ends` to tokens after it. Scores are scale * q.k, then soft_cap * tanh(score /
-    soft_cap), then + the head's slope * (key position - query position).
+    soft_cap), then + the head's slope * (key position - query position), then + the head's bias by
+    distance.
 
     Attributes:
         q: [T, Hq, D] of float32, bfloat16 or float16, with any stride between tokens.
@@ -56,6 +57,8 @@ class AttentionArgs:
         sliding_window: in tokens; 0 for none.
         soft_cap: positive; 0 for none.
         alibi_slopes: float32 [Hq], or None.
+        distance_bias: float32 [Hq, n], added to the score of a key by how many tokens it is before
+            the query; the last entry for all farther keys; or None.
         sinks: float32 [Hq], logits that are added to the softmax without a value; or None.
         out: the results' tensor, contiguous with q's shape and dtype; None for a new one.
         key_scales, value_scales: float32 [num_blocks, Hk, block_size] of int8 caches; of fp8 caches
@@ -76,6 +79,7 @@ class AttentionArgs:
     sliding_window: int = 0
     soft_cap: float = 0.0
     alibi_slopes: Tensor | None = None
+    distance_bias: Tensor | None = None
     sinks: Tensor | None = None
     out: Tensor | None = None
     key_scales: Tensor | None = None
@@ -89,7 +93,11 @@ class AttentionArgs:
         return torch.empty(self.q.shape, dtype=self.q.dtype, device=self.q.device)
 
     def check_causal(self, name: str) -> None:
-        """Raise ValueError unless queries attend to exactly the tokens up to their own."""
+        """Raise ValueError unless queries attend to exactly the tokens up to their own, and none
+        has a bias by distance.
+        """
+        if self.distance_bias is not None:
+            raise ValueError(f"{name} does no bias by distance")
         if self.sparse is not None:
             raise ValueError(f"{name} does no block-sparse attention")
         if self.visible_ends is not None:

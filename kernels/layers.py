@@ -140,7 +140,7 @@ class AttentionWeights:
         q_head_norm, k_head_norm: LayerNorm of each head, or None.
         cos_sin: float32 [positions, rotary dimensions]; None without rotary embedding.
         window: number of tokens that a token attends to, including itself; 0 for all.
-        sparse, alibi, sinks: see `AttentionArgs`.
+        sparse, alibi, distance_bias, sinks: see `AttentionArgs`.
     """
 
     qkv: LinearLayer
@@ -155,6 +155,7 @@ class AttentionWeights:
     window: int = 0
     sparse: BlockSparse | None = None
     alibi: Tensor | None = None
+    distance_bias: Tensor | None = None
     sinks: Tensor | None = None
 
     @property

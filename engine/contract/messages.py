@@ -118,11 +118,11 @@ class MediaItem(msgspec.Struct, frozen=True, omit_defaults=True):
     """A picture, video or audio window in a prompt: its content, and the tokens that stand for it.
 
     Attributes:
-        kind: "image", "video", "audio".
+        kind: "image", "video", "audio", or "text" for an encoder.
         digest: full sha256 of the encoder's input and of how it was prepared.
         ranges: (first position, count) of the placeholder tokens whose embeddings are the encoder's
-            vectors, in order. A picture that is cut into tiles has several; audio that the model
-            reads by cross attention has none.
+            vectors, in order. A picture that is cut into tiles has several; what the model reads by
+            cross attention has none.
         grid: frames, rows and columns of its vectors, for models with three-dimensional positions;
             else (). For a video whose frames have a range each: that of one frame.
         time_interval: distance between the positions of two frames.

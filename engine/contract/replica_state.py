@@ -232,8 +232,9 @@ class ModelInfo(msgspec.Struct, omit_defaults=True, kw_only=True):
     replace a prompt's tokens, 0: not allowed. `sees`: its prompts may contain pictures, at most
     `max_images` images, `max_videos` videos and `max_audios` audios. `encoder_length` and
     `num_mels`: number of states of its audio encoder that tokens attend to, and values per frame of
-    the encoder's input; 0 without one. `pruning_rates`: see `MediaProcessor`. `num_ranks`
-    processes share the model.
+    the encoder's input; 0 without one. `max_encoder_tokens`: of a text that its encoder reads, 0
+    without one, and `decoder_start_ids` what an output then begins with. `pruning_rates`: see
+    `MediaProcessor`. `num_ranks` processes share the model.
     """
 
     name: str
@@ -258,11 +259,18 @@ class ModelInfo(msgspec.Struct, omit_defaults=True, kw_only=True):
     sees: bool = False
     encoder_length: int = 0
     num_mels: int = 0
+    max_encoder_tokens: int = 0
+    decoder_start_ids: list[int] = msgspec.field(default_factory=list)
     num_ranks: int = 1
     max_images: int = 64
     max_videos: int = 0
     max_audios: int = 0
     pruning_rates: dict[str, float] = msgspec.field(default_factory=dict)
+
+    @property
+    def prompt_context(self) -> int:
+        """Tokens of which a prompt must have fewer: of the decoder's context, or of the encoder."""
+        return self.max_encoder_tokens + 1 if self.max_encoder_tokens else self.max_model_len
 
 
 class ProcessStats(msgspec.Struct, omit_defaults=True, kw_only=True):

@@ -41,6 +41,7 @@ from engine.kv_transfer.base import KVConnectorBase, KVLoadError
 from engine.kv_transfer.event_publisher import make_event_publisher
 from engine.lora.adapter_cache import AdapterManager
 from engine.lora.admission import AdapterAdmission
+from engine.multimodal.encoder_text import TOKEN_IDS
 from engine.multimodal.inputs import MediaTensors, decode_tensors
 from engine.scheduler import Request, Scheduler, Sequence
 from engine.scheduler.encoder_cache import EncoderItem, encoder_key
@@ -275,15 +276,22 @@ class EngineCore:
                 bidirectional=self.facts.bidirectional_span > 0,
                 tenant=request.message.tenant,
                 cache_namespace=request.message.cache_namespace,
+                num_states=self._num_states(media[item.digest]),
             )
             for item in request.message.media
         ]
-        if self.facts.encoder_length:
+        if self.facts.encoder_length or self.facts.max_encoder_tokens:
             [request.encoder_input] = items
         else:
             request.media = items
         if (functions := request.message.sampling.logits_processors) is not None:
             request.logits_processors = attach(functions)
+
+    def _num_states(self, tensors: MediaTensors) -> int:
+        """Number of encoder states that tokens attend to; 0: the model has no cross attention."""
+        if self.facts.max_encoder_tokens:
+            return len(tensors[TOKEN_IDS])
+        return self.facts.encoder_length
 
     def _queue(self, request: Request) -> None:
         """Add a request's sequences to the scheduler."""

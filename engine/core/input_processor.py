@@ -24,6 +24,7 @@ from engine.executor.abstract import Capacity
 from engine.kv_cache.prefix_cache import BlockHashes, ContentKey, namespace_key
 from engine.models.interface import ModelFacts
 from engine.multimodal.audio import FEATURES
+from engine.multimodal.encoder_text import TEXT, TOKEN_IDS, check_encoder_text
 from engine.multimodal.inputs import EMBEDS, MediaTensors
 from engine.sampling.beam_search import end_tokens
 from engine.sampling.logits_processor import processor_classes
@@ -276,6 +277,9 @@ class InputProcessor:
         if self._facts.encoder_length:
             self._check_sound(message, media)
             return
+        if self._facts.max_encoder_tokens:
+            self._check_encoder_text(message, media)
+            return
         if not message.media:
             return
         kinds = Counter(item.kind for item in message.media)
@@ -346,6 +350,22 @@ class InputProcessor:
             raise InvalidRequest(
                 f"The audio's features must be float32 {list(shape)}.", param="multi_modal_data"
             )
+
+    def _check_encoder_text(
+        self, message: EngineRequest, media: Mapping[bytes, MediaTensors]
+    ) -> None:
+        """Raise `InvalidRequest` unless there is one text for the encoder."""
+        if [(item.kind, item.ranges) for item in message.media] != [(TEXT, ())]:
+            raise InvalidRequest(
+                f"{self._config.name} reads one text a prompt with its encoder; this one has "
+                f"{len(message.media)}.",
+                param="prompt",
+            )
+        token_ids = media.get(message.media[0].digest, {}).get(TOKEN_IDS)
+        if token_ids is None or token_ids.ndim != 1 or token_ids.dtype != np.int64:
+            raise InvalidRequest("The encoder's prompt must be int64 [n].", param="prompt")
+        facts = self._facts
+        check_encoder_text(token_ids, facts.max_encoder_tokens, facts.vocab_size)
 
     def make_request(
         self,

@@ -11,6 +11,7 @@ from engine.contract.pooling_params import GENERATE, PoolingParams
 from engine.contract.sampling_params import SamplingParams
 from engine.core.engine_core import EngineCore
 from engine.multimodal.audio import HOP
+from engine.multimodal.encoder_text import EncoderTextProcessor
 from engine.multimodal.inputs import MediaTensors
 from engine.multimodal.sound_processor import SoundProcessor
 from engine.scheduler.prefill_budget import PrefillLimits, PrefillPace
@@ -43,6 +44,10 @@ def run_warmup_request(
         sound = SoundProcessor(facts.num_mels, 2 * facts.encoder_length).prepare(np.zeros(HOP))
         items.append(MediaItem("audio", sound.digest, ()))
         media[sound.digest] = sound.tensors
+    if facts.max_encoder_tokens:
+        text = EncoderTextProcessor((), facts.max_encoder_tokens, facts.vocab_size).prepare([0])
+        items.append(MediaItem(text.kind, text.digest, ()))
+        media[text.digest] = text.tensors
     core.add_request(
         EngineRequest(
             request_id=WARMUP_REQUEST_ID,

@@ -50,11 +50,13 @@ class CachedPrefix(NamedTuple):
         blocks: by KV cache group.
         branch: number of tokens whose keys and values are cached; more than `num_tokens` if no
             state is cached at their end.
+        num_states: number of encoder states that the sequence attends to.
     """
 
     num_tokens: int
     blocks: BlockTables
     branch: int = 0
+    num_states: int = 0
 
 
 class KVCacheCoordinator(ABC):
@@ -148,19 +150,18 @@ class KVCacheCoordinator(ABC):
         hashes = hashes[: (len(token_ids) - 1) // self.block_size]
         num_blocks, tables, branch = self._longest_prefix(hashes)
         tables += self._cached_states(sequence)
-        return CachedPrefix(num_blocks * self.block_size, tables, branch * self.block_size)
+        size, num_states = self.block_size, self._num_states(sequence)
+        return CachedPrefix(num_blocks * size, tables, branch * size, num_states)
 
     def _cached_states(self, sequence: CacheableSequence) -> BlockTables:
         """Cached blocks of the encoder states that a sequence attends to, by cross-attention
         group.
         """
-        tables = [manager.cached_states(sequence.encoder_key) for manager in self._cross]
+        tables = [
+            manager.cached_states(sequence.encoder_key, sequence.num_encoder_states)
+            for manager in self._cross
+        ]
         return tables if all(tables) else [[] for _ in tables]
-
-    @property
-    def encoder_length(self) -> int:
-        """Number of encoder states that tokens attend to; 0: no cross attention."""
-        return self._cross[0].group.encoder_length if self._cross else 0
 
     def needs_encoding(self, prefix: CachedPrefix) -> bool:
         """Whether a sequence that starts with a prefix must run the encoder."""
@@ -170,8 +171,15 @@ class KVCacheCoordinator(ABC):
         """The prefix of a sequence that must compute all of its tokens; encoder states may still be
         cached.
         """
-        states = [] if sequence is None else self._cached_states(sequence)
-        return CachedPrefix(0, [[] for _ in self.managers[len(states) :]] + states)
+        if sequence is None:
+            return CachedPrefix(0, [[] for _ in self.managers])
+        states = self._cached_states(sequence)
+        tables = [[] for _ in self.managers[len(states) :]] + states
+        return CachedPrefix(0, tables, num_states=self._num_states(sequence))
+
+    def _num_states(self, sequence: CacheableSequence) -> int:
+        """Number of encoder states that a sequence attends to."""
+        return sequence.num_encoder_states if self._cross else 0
 
     @abstractmethod
     def _longest_prefix(self, hashes: list[bytes]) -> tuple[int, BlockTables, int]:
@@ -249,7 +257,12 @@ class KVCacheCoordinator(ABC):
         blocks: BlockTables = []
         if num_needed:
             blocks = [
-                manager.allocate_new_blocks(seq_id, num_computed + num_new, num_computed, quota)
+                manager.allocate_new_blocks(
+                    seq_id,
+                    self._length(manager, num_computed + num_new, prefix),
+                    num_computed,
+                    quota,
+                )
                 for manager in managers
             ]
         if prefix is not None and self.enable_caching:
@@ -284,7 +297,8 @@ class KVCacheCoordinator(ABC):
         num_tokens, num_needed = num_computed + num_new, 0
         for group, manager in enumerate(self.managers):
             blocks = prefix.blocks[group] if prefix is not None else None
-            num_needed += manager.num_blocks_to_allocate(seq_id, num_tokens, num_computed, blocks)
+            length = self._length(manager, num_tokens, prefix)
+            num_needed += manager.num_blocks_to_allocate(seq_id, length, num_computed, blocks)
         return num_needed
 
     def num_blocks_after(
@@ -294,8 +308,19 @@ class KVCacheCoordinator(ABC):
         num_tokens, num_blocks = num_computed + num_new, 0
         for group, manager in enumerate(self.managers):
             blocks = prefix.blocks[group] if prefix is not None else None
-            num_blocks += manager.num_blocks_after(seq_id, num_tokens, num_computed, blocks)
+            length = self._length(manager, num_tokens, prefix)
+            num_blocks += manager.num_blocks_after(seq_id, length, num_computed, blocks)
         return num_blocks
+
+    def _length(
+        self, manager: SingleTypeManager, num_tokens: int, prefix: CachedPrefix | None
+    ) -> int:
+        """Number of tokens for which a group needs blocks: of encoder states, when a sequence
+        starts, where it attends to these.
+        """
+        if manager not in self._cross:
+            return num_tokens
+        return 0 if prefix is None else prefix.num_states
 
     def cache_full_blocks(self, sequence: CacheableSequence, num_tokens: int) -> None:
         """Cache the blocks that a sequence's first `num_tokens` tokens fill, as far as the tokens
@@ -367,10 +392,10 @@ class KVCacheCoordinator(ABC):
         """
         return [block.block_id for cross in self._cross for block in cross.tables[seq_id]]
 
-    def uncache_states(self, key: bytes) -> None:
-        """Uncache the states of an encoder input: they were never written."""
+    def uncache_states(self, sequence: CacheableSequence) -> None:
+        """Uncache the encoder states that a sequence attends to: they were never written."""
         for cross in self._cross:
-            cross.uncache_states(key)
+            cross.uncache_states(sequence.encoder_key, sequence.num_encoder_states)
 
     def has_shared_blocks(self, seq_id: int, num_tokens: int) -> bool:
         """Whether other sequences share a sequence's blocks from token `num_tokens` on."""

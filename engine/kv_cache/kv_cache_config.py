@@ -28,7 +28,7 @@ class KVCacheGroupSpec:
         layers: their indices; the i-th is in the i-th layer slot of a block. () for all layers that
             carry a state.
         window: number of tokens that a token attends to, including itself; 0: all.
-        encoder_length: number of encoder states that every token attends to; 0: other kinds.
+        encoder_length: most encoder states that a token attends to; 0: other kinds.
         num_blocks: size of the group's separate pool; 0: its blocks are in the common pool.
     """
 
@@ -39,7 +39,7 @@ class KVCacheGroupSpec:
     num_blocks: int = 0
 
     def table_length(self, num_tokens: int, block_size: int) -> int:
-        """Length of the block table of a sequence of `num_tokens`."""
+        """Maximum length of the block table of a sequence of `num_tokens`."""
         if self.kind == "state":
             return 1
         return -(-(self.encoder_length or num_tokens) // block_size)

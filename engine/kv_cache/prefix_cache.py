@@ -216,6 +216,9 @@ class CacheableSequence(Protocol):
     def encoder_key(self) -> bytes: ...
 
     @property
+    def num_encoder_states(self) -> int: ...
+
+    @property
     def lora_name(self) -> str | None: ...
 
 

@@ -175,16 +175,24 @@ class FullAttentionManager(SingleTypeManager):
 
 
 class CrossAttentionManager(FullAttentionManager):
-    """Every token attends to all states of an encoder, whose number is constant.
+    """Every token attends to all states of an encoder, which take the place of tokens here.
 
     A table is allocated completely when its sequence starts, and shared by all sequences with the
     same encoder input. Its blocks are cached under the input's key, not under hashes of tokens.
     """
 
-    def cached_states(self, key: bytes) -> BlockTable:
+    def table_length(self, num_tokens: int) -> int:
+        return -(-num_tokens // self.block_size)
+
+    def num_blocks_after(
+        self, seq_id: int, num_tokens: int, num_computed: int, prefix: BlockTable | None
+    ) -> int:
+        return len(self.tables[seq_id]) if prefix is None else self.table_length(num_tokens)
+
+    def cached_states(self, key: bytes, num_states: int) -> BlockTable:
         """The cached blocks of the encoder states; [] unless all of them are cached."""
         blocks: BlockTable = []
-        for block_key in self._block_keys(key):
+        for block_key in self._block_keys(key, self.table_length(num_states)):
             block = self.pool.get_cached_block(block_key)
             if block is None:
                 return []
@@ -193,20 +201,19 @@ class CrossAttentionManager(FullAttentionManager):
 
     def cache_states(self, seq_id: int, key: bytes) -> None:
         """Cache a sequence's blocks under the key of its encoder input."""
-        for block, block_key in zip(self.tables[seq_id], self._block_keys(key), strict=True):
+        table = self.tables[seq_id]
+        for block, block_key in zip(table, self._block_keys(key, len(table)), strict=True):
             if block.block_hash is None:
                 self.pool.cache_block(block, block_key)
 
-    def uncache_states(self, key: bytes) -> None:
+    def uncache_states(self, key: bytes, num_states: int) -> None:
         """Uncache encoder states, which were never computed."""
-        for block_key in self._block_keys(key):
+        for block_key in self._block_keys(key, self.table_length(num_states)):
             self.pool.uncache_all(block_key)
 
-    def _block_keys(self, key: bytes) -> list[bytes]:
+    def _block_keys(self, key: bytes, num_blocks: int) -> list[bytes]:
         """A key for each block of encoder states."""
-        return [
-            key + index.to_bytes(4, "little") + self.suffix for index in range(self.table_length(0))
-        ]
+        return [key + index.to_bytes(4, "little") + self.suffix for index in range(num_blocks)]
 
     def cache(self, seq_id: int, hashes: Sequence[bytes], first: int, end: int) -> None:
         """Do nothing: blocks hold no tokens."""

@@ -70,6 +70,9 @@ class RequestView(Protocol):
     def encoder_key(self) -> bytes: ...
 
     @property
+    def num_encoder_states(self) -> int: ...
+
+    @property
     def media(self) -> Sequence[EncoderItemView]: ...
 
 

@@ -102,15 +102,14 @@ class BlockKeys:
         blocks.sort(key=lambda entry: entry[0])
         return [block for _, block in blocks if block.keys]
 
-    def encoder_blocks(self, encoder_key: bytes) -> list[KeyedBlock]:
-        """The blocks of an encoder's states that a sequence attends to across; [] for b""."""
-        if not encoder_key:
-            return []
+    def encoder_blocks(self, request: RequestView) -> list[KeyedBlock]:
+        """The blocks of the encoder states that a sequence attends to."""
+        key, num_blocks = request.encoder_key, -(-request.num_encoder_states // self._block_size)
         return [
-            KeyedBlock(index, position, self.of_block(index, encoder_key + _number(position)))
+            KeyedBlock(index, position, self.of_block(index, key + _number(position)))
             for index, group in enumerate(self._groups)
             if group.kind == "cross"
-            for position in range(group.table_length(0, self._block_size))
+            for position in range(num_blocks)
         ]
 
     @property

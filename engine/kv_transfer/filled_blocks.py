@@ -77,7 +77,7 @@ class FilledBlocks:
                 if num_tokens % size == 0 and num_tokens <= len(token_ids)
             ]
             if sequence.seq_id in encoded:
-                encoder_blocks = keys.encoder_blocks(sequence.encoder_key)
+                encoder_blocks = keys.encoder_blocks(sequence)
                 blocks += plan_blocks(encoder_blocks, tracked.block_ids)
             tracked.num_saved = max(tracked.num_saved, end)
             tracked.num_computed = sequence.num_computed_tokens

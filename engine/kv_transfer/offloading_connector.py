@@ -219,7 +219,7 @@ class OffloadingConnector(KVConnectorBase):
         if not (self._loads_host or request.seq_id in self._swapped):
             return False
         # Verified now: a sequence without loaded tokens isn't run again after a step has failed.
-        blocks = self._read_host(self._keys.encoder_blocks(request.encoder_key), verify=True)
+        blocks = self._read_host(self._keys.encoder_blocks(request), verify=True)
         self._load_later(request, block_ids, blocks)
         return bool(blocks)
 
@@ -312,7 +312,7 @@ class OffloadingConnector(KVConnectorBase):
         if self._layout.state_group is not None and num_tokens < request.num_computed_tokens:
             return  # the state includes a token that isn't known yet
         keyed = self._keys.blocks_of(request, 0, num_tokens)
-        keyed += self._keys.encoder_blocks(request.encoder_key)
+        keyed += self._keys.encoder_blocks(request)
         blocks = plan_blocks(keyed, block_ids)
         self._swap_outs.append((request.tenant, request.cache_namespace, blocks))
         self._swapped[request.seq_id] = (num_tokens, self._step + 1)

@@ -49,7 +49,7 @@ class ReadAhead:
             if end > first and not (keys.are_all_needed or storage.tier.is_indexed):
                 return self._start_longest_hit(request, first, end, keys)
         # Blocks that all tokens need are read first: up to the first one that can't be read.
-        blocks = keys.encoder_blocks(request.encoder_key) if needs_encoding else []
+        blocks = keys.encoder_blocks(request) if needs_encoding else []
         if not all(storage.tier.may_contain(key) for block in blocks for key in block.keys):
             blocks = []
         if end > first:

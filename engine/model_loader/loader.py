@@ -21,6 +21,7 @@ from engine.contract.plugins import io_processor
 from engine.distributed.pipeline import PipelineStage
 from engine.model_loader.model_impl import BuildRequest, LoadedImpl, build_model, refuse_unknown
 from engine.models.decoder import NativeDecoder
+from engine.models.encoder_decoder import TextToTextModel
 from engine.models.interface import EngineModel, ModelFacts, ModelSpec, SupportsMultiModal
 from engine.models.kv_scales import calibrate
 from engine.models.registry import check_sizes, load_plugins, read_config
@@ -73,6 +74,7 @@ class LoadedModel:
     def facts(self) -> ModelFacts:
         """The facts about the model for the engine core."""
         spec, model = self.spec, self.model
+        text = model if isinstance(model, TextToTextModel) else None
         return ModelFacts(
             architecture=spec.architecture,
             vocab_size=spec.vocab_size,
@@ -97,6 +99,8 @@ class LoadedModel:
             bidirectional_span=getattr(model, "bidirectional_span", 0),
             encoder_length=model.encoder_spec.length if isinstance(model, WhisperModel) else 0,
             num_mels=model.encoder_spec.num_mels if isinstance(model, WhisperModel) else 0,
+            max_encoder_tokens=text.text_spec.max_position_embeddings if text else 0,
+            decoder_start_ids=text.decoder_start_ids if text else (),
             logits_processors=getattr(model, "logits_processors", ()),
         )
 

@@ -23,6 +23,8 @@ from engine.distributed.pipeline import PipelineStage
 from engine.models.attention_backend import with_attention_backend
 from engine.models.decoder import NativeDecoder
 from engine.models.decoder_spec import DecoderSpec, drop_mtp_weights
+from engine.models.encoder_decoder import TextToTextModel, read_start_ids
+from engine.models.families.text_to_text import text_encoder_spec
 from engine.models.forward_context import KVScales
 from engine.models.interface import EngineModel, ModelSpec
 from engine.models.kv_scales import PARAM as KV_SCALE_PARAM
@@ -296,7 +298,8 @@ def _check_device_support(spec: DecoderSpec, order: BuildRequest) -> None:
     """Raise `ModelLoadError` for layers that run only on CPUs if the device is another one."""
     if order.ops.device != HOST and spec.cross is not None:
         raise ModelLoadError(
-            f"{spec.architecture} hears on a CPU alone; there is no GPU path yet.", param="model"
+            f"{spec.architecture} attends to an encoder's states, which a CPU alone does.",
+            param="model",
         )
     if order.ops.device != HOST and spec.altup is not None:
         raise ModelLoadError(
@@ -398,8 +401,9 @@ def _native(
             )
         spec = located or spec  # a missing tensor is reported when it is read
         kind = NativeDecoder if vision is None else VisionDecoder
+        text_spec = text_encoder_spec(raw)
         if spec.cross is not None:
-            kind = WhisperModel
+            kind = WhisperModel if text_spec is None else TextToTextModel
         model: EngineModel = kind(
             spec,
             ops,
@@ -415,6 +419,9 @@ def _native(
         )
         if isinstance(model, VisionDecoder) and vision is not None:
             model.family = vision
+        if isinstance(model, TextToTextModel) and text_spec is not None:
+            model.text_spec = text_spec
+            model.decoder_start_ids = read_start_ids(raw, read_generation_config(folder))
         if isinstance(model, WhisperModel):
             model.encoder_spec = WhisperEncoderSpec.of_config(raw)
             model.alignment_heads = read_alignment_heads(

@@ -41,6 +41,7 @@ def attention_requirements(
         window=any(spec.sliding_windows),
         soft_cap=spec.attention_soft_cap > 0,
         alibi=bool(spec.alibi_slopes),
+        distance_bias=spec.relative_bias is not None,
         sinks=spec.sinks,
         sparse=any(spec.sparse_layers),
         bidirectional=spec.bidirectional_span > 0,

@@ -235,6 +235,10 @@ class NativeDecoder(SupportsLoRA):
             norm = self._embedding_norm_weights = loader.norm(described.embedding_norm)
             self._embedding_norm = make_norm(self.ops, norm, spec.hidden_size, spec.norm_eps)
 
+    def use_positions(self, table: Tensor) -> None:
+        """Add the rows of a table, [length, hidden], to embeddings by position."""
+        self._positions = table
+
     def _resolve_tables(
         self, loader: WeightLoader
     ) -> tuple[TableDescription | None, TableDescription]:

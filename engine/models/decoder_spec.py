@@ -49,7 +49,7 @@ class WeightNames:
     residual_down: str = "residual_mlp.w2"
 
 
-Wiring = Literal["sequential", "parallel"]
+Wiring = Literal["sequential", "parallel", "post"]
 QKNorm = Literal["", "rms_head", "rms_full", "layer_shared", "layer_heads", "layer_list"]
 
 
@@ -325,17 +325,35 @@ class CrossAttentionSpec:
     are those of the decoder; names are relative to the layer.
 
     Attributes:
-        length: states that the encoder gives, always as many.
+        length: most states that the encoder gives.
+        bias: whether its linear layers have one, `key_bias`: keys too.
         norm: before it.
-        queries, keys, values, output: its linear layers; keys have no bias.
+        queries, keys, values, output: its linear layers.
     """
 
     length: int
+    bias: bool = True
+    key_bias: bool = True
     norm: str = "encoder_attn_layer_norm"
     queries: str = "encoder_attn.q_proj"
     keys: str = "encoder_attn.k_proj"
     values: str = "encoder_attn.v_proj"
     output: str = "encoder_attn.out_proj"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RelativeBiasSpec:
+    """Biases of scores by how far a key is before its query, in buckets that are exact near and
+    logarithmic far (T5, arXiv 1910.10683); all layers share them.
+
+    Attributes:
+        name: of the table [num_buckets, num_heads].
+        max_distance: from which on all keys are in the last bucket.
+    """
+
+    name: str
+    num_buckets: int
+    max_distance: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -410,6 +428,7 @@ class DecoderSpec:
         layer_ropes: rotary embedding by layer, where they differ.
         rope_neox: rotate halves; otherwise neighbours.
         alibi_slopes: by query head; (): no ALiBi.
+        relative_bias: by distance; None: there is none.
         attention_output_gate: each head's queries come with a gate, whose sigmoid weighs what the
         head
             finds.
@@ -482,6 +501,7 @@ class DecoderSpec:
     round_attention: bool = False
     attention_soft_cap: float = 0.0
     alibi_slopes: tuple[float, ...] = ()
+    relative_bias: RelativeBiasSpec | None = None
     sinks: bool = False
     attention_output_gate: bool = False
     attention_output_scale: float = 1.0

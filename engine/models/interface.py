@@ -62,6 +62,8 @@ class ModelFacts:
         bidirectional_span: tokens of a picture, which see each other; 0: tokens see those before.
         encoder_length: states of an encoder of sound that its tokens attend to; 0: it has none.
         num_mels: values of a frame that this encoder reads.
+        max_encoder_tokens: of a text that an encoder reads; 0: none does.
+        decoder_start_ids: what an output then begins with.
         logits_processors: module:Class of each that its family brings.
         io_processor: plug-in that reads and answers a caller's `data`; "" for none.
     """
@@ -89,6 +91,8 @@ class ModelFacts:
     states_in_blocks: bool = False
     encoder_length: int = 0
     num_mels: int = 0
+    max_encoder_tokens: int = 0
+    decoder_start_ids: tuple[int, ...] = ()
     logits_processors: tuple[str, ...] = ()
 
     @property

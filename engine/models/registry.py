@@ -13,7 +13,16 @@ from typing import Any, ClassVar
 from engine.contract.errors import BadModelConfig, ConfigError, ModelLoadError
 from engine.contract.plugins import selected_entry_points
 from engine.models.decoder_spec import DecoderSpec
-from engine.models.families import gpt, layernorm, linear_attention, llama, mamba, moe, whisper
+from engine.models.families import (
+    gpt,
+    layernorm,
+    linear_attention,
+    llama,
+    mamba,
+    moe,
+    text_to_text,
+    whisper,
+)
 from engine.models.families import llama as gemma
 from engine.models.families import llama as glm
 from engine.models.families import llama as olmo
@@ -37,6 +46,7 @@ _FAMILIES: dict[str, Family] = {
     **linear_attention.FAMILIES,
     **latent.FAMILIES,
     **whisper.FAMILIES,
+    **text_to_text.FAMILIES,
 }
 #: Spellings of checkpoints older than their support in transformers -> the spelling there.
 _SPELLINGS = {

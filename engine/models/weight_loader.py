@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -45,6 +46,7 @@ from engine.models.layers.moe import (
     Weights,
 )
 from engine.models.lora import LowRankLinear
+from engine.models.relative_position import logarithmic_bucket
 from engine.models.rotary_embedding import MAX_PLANE_ROWS, RopeSpec, cos_sin_table
 from engine.models.sharding import ModelShard
 from engine.quantization.packing import (
@@ -450,8 +452,21 @@ class WeightLoader:
             window=attention.window,
             sparse=attention.sparse,
             alibi=self._slopes(slopes) if slopes else None,
+            distance_bias=self._distance_bias,
             sinks=sinks,
         )
+
+    @cached_property
+    def _distance_bias(self) -> Tensor | None:
+        """float32 [num_heads, max_distance + 1] of the layers' scores."""
+        if (relative := self.spec.relative_bias) is None:
+            return None
+        shape = relative.num_buckets, self.spec.num_heads
+        table = self.vector(f"{relative.name}.weight", *shape)
+        distances = torch.arange(relative.max_distance + 1)
+        exact = relative.num_buckets // 2
+        buckets = logarithmic_bucket(distances, exact, relative.num_buckets, relative.max_distance)
+        return table[buckets].T.contiguous()
 
     def _latents(self, described: LatentDescription) -> LatentWeights:
         latents, rank = described.latents, described.query_norm.size

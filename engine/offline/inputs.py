@@ -12,6 +12,7 @@ from torch import Tensor
 from engine.contract.errors import InvalidRequest
 from engine.contract.lora import AdapterRef, LoRARequest
 from engine.multimodal.audio_prompts import AudioProcessor
+from engine.multimodal.encoder_text import EncoderText, EncoderTextProcessor
 from engine.multimodal.placeholders import expand_placeholders, locate_media
 from engine.multimodal.processor import MediaProcessor, PreparedMedia, to_rgb
 from engine.multimodal.sound_processor import SoundProcessor
@@ -63,14 +64,15 @@ class EmbedsPrompt(TypedDict):
 
 
 class ExplicitEncoderDecoderPrompt(TypedDict):
-    """The encoder's input, and the beginning of the output."""
+    """The encoder's input, and the beginning of the output, None: what the model begins with."""
 
-    encoder_prompt: dict[str, Any]
+    encoder_prompt: str | list[int] | dict[str, Any]
     decoder_prompt: str | list[int] | dict[str, Any] | None
 
 
-#: Creates the model's processor, once.
-ProcessorFactory = Callable[[], MediaProcessor | SoundProcessor | AudioProcessor]
+AnyProcessor = MediaProcessor | SoundProcessor | AudioProcessor | EncoderTextProcessor
+#: Creates the model's processor, once; that of texts is there at once.
+ProcessorFactory = Callable[[], AnyProcessor] | EncoderTextProcessor
 Prompt = str | list[int] | TextPrompt | TokensPrompt | EmbedsPrompt | dict[str, Any]
 Prompt |= ExplicitEncoderDecoderPrompt
 #: By vLLM's names, current ones and the manual's.
@@ -100,6 +102,7 @@ _REFUSED = {
 class TokenPrompt(NamedTuple):
     """A prompt's text, if it had one, and its token ids.
 
+    `encoder_text`, `encoder_token_ids`: the same of a text that an encoder reads.
     `embeds`: float [num_tokens, hidden], replaces the ids' embeddings; the ids have no meaning
     then. `cache_salt`: only prompts with the same one share cached prefixes. `adapter`: the adapter
     to use; None: none. `lora_request`: the same as the caller gave it. `media`: its pictures, for
@@ -112,7 +115,9 @@ class TokenPrompt(NamedTuple):
     cache_salt: str = ""
     adapter: AdapterRef | None = None
     lora_request: LoRARequest | None = None
-    media: tuple[PreparedMedia, ...] = ()
+    media: tuple[PreparedMedia | EncoderText, ...] = ()
+    encoder_text: str | None = None
+    encoder_token_ids: list[int] | None = None
 
     def last(self, count: int | None) -> TokenPrompt:
         """Its last `num_tokens` tokens; None: all of them."""
@@ -161,8 +166,13 @@ def tokenize_prompt(
 
     `processor`: creates the model's processor; None: it accepts no pictures.
 
+    A model whose encoder reads texts takes any of these texts or token ids for it, or
+    {"encoder_prompt": one, "decoder_prompt": one or None}.
+
     Raises `InvalidRequest` for other forms and unknown keys, and for text without a tokenizer.
     """
+    if isinstance(processor, EncoderTextProcessor):
+        return _with_encoder_text(prompt, tokenizer, processor)
     if isinstance(prompt, dict):
         return _of_dict(dict(prompt), tokenizer, processor)
     if isinstance(prompt, list):
@@ -182,7 +192,7 @@ def _of_dict(
     processor: ProcessorFactory | None,
 ) -> TokenPrompt:
     has_media = "encoder_prompt" in prompt or prompt.get("multi_modal_data")
-    media_processor = processor() if processor is not None and has_media else None
+    media_processor = processor() if callable(processor) and has_media else None
     if isinstance(media_processor, SoundProcessor):
         prompt = _merge_encoder_prompt(prompt)
     for key, value in prompt.items():
@@ -213,10 +223,46 @@ def _of_dict(
     return tokens._replace(cache_salt=salt or "")
 
 
+def _with_encoder_text(
+    prompt: Prompt, tokenizer: Tokenizer | None, processor: EncoderTextProcessor
+) -> TokenPrompt:
+    """The decoder's prompt, with what the encoder reads."""
+    parts: dict[str, Any] = {}
+    if isinstance(prompt, dict) and "encoder_prompt" in prompt:
+        parts = dict(prompt)
+        encoder = tokenize_prompt(parts.pop("encoder_prompt"), tokenizer)
+    else:
+        encoder = tokenize_prompt(prompt, tokenizer)
+    decoder = TokenPrompt(None, [])
+    begin = parts.pop("decoder_prompt", None)
+    if isinstance(begin, dict) and isinstance(begin.get("prompt"), str) and len(begin) == 1:
+        begin = begin["prompt"]
+    if isinstance(begin, str) and tokenizer is not None:
+        # What special tokens end a prompt with would end the output.
+        decoder = TokenPrompt(begin, tokenizer.encode(begin, add_special_tokens=False))
+    elif begin is not None:
+        decoder = tokenize_prompt(begin, tokenizer)
+    if parts:
+        raise InvalidRequest(
+            f"A prompt in two parts has no {sorted(parts)[0]!r} beside them.",
+            param=sorted(parts)[0],
+        )
+    if encoder.embeds is not None or decoder.embeds is not None:
+        raise InvalidRequest("An encoder's model takes no prompt_embeds.", param="prompt_embeds")
+    return TokenPrompt(
+        decoder.text,
+        processor.begin(decoder.token_ids),
+        cache_salt=encoder.cache_salt or decoder.cache_salt,
+        media=(processor.prepare(encoder.token_ids),),
+        encoder_text=encoder.text,
+        encoder_token_ids=encoder.token_ids,
+    )
+
+
 def _with_media(
     prompt: dict[str, Any],
     tokenizer: Tokenizer | None,
-    processor: MediaProcessor | SoundProcessor | AudioProcessor | None,
+    processor: AnyProcessor | None,
 ) -> TokenPrompt:
     """A prompt with pictures, whose placeholders expand to the tokens of their pictures, or with
     audio.

@@ -28,6 +28,7 @@ from engine.model_loader.loader import resolve_folder
 from engine.model_loader.save_quantized import save_quantized
 from engine.model_loader.vllm_config import DecodingConfig, VllmConfig
 from engine.multimodal.audio_prompts import AudioProcessor
+from engine.multimodal.encoder_text import EncoderTextProcessor
 from engine.multimodal.placeholders import locate_media
 from engine.multimodal.processor import MediaProcessor
 from engine.multimodal.sound_processor import SoundProcessor
@@ -211,6 +212,7 @@ class LLMEngine:
             arrival_time,
             self._figures,
             entry.lora_request,
+            (entry.encoder_text, entry.encoder_token_ids),
         )
         self.collectors[request_id] = collector
         return collector
@@ -219,6 +221,10 @@ class LLMEngine:
     def media_processor(self) -> ProcessorFactory | None:
         """Create the processor of the model's media, once; None: it accepts none."""
         facts = self.core.facts
+        if facts.max_encoder_tokens:
+            return EncoderTextProcessor(
+                facts.decoder_start_ids, facts.max_encoder_tokens, facts.vocab_size
+            )
         takes_media = facts.sees or facts.hears or facts.encoder_length
         return (lambda: self._processor) if takes_media else None
 
@@ -233,7 +239,8 @@ class LLMEngine:
 
     def locate_media(self, entry: TokenPrompt) -> list[MediaItem]:
         """Positions of a prompt's media."""
-        if not entry.media or isinstance(self._processor, SoundProcessor):
+        reads_across = self.core.facts.encoder_length or self.core.facts.max_encoder_tokens
+        if not entry.media or reads_across:
             return [MediaItem(item.kind, item.digest, ()) for item in entry.media]
         return locate_media(entry.token_ids, entry.media)
 

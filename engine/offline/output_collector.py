@@ -174,6 +174,7 @@ class RequestOutputCollector:
 
     Args:
         text, token_ids: the prompt's. params: as the caller gave them. figures: metrics to update.
+        encoder_prompt: text and token ids of what an encoder reads.
     """
 
     def __init__(
@@ -186,8 +187,10 @@ class RequestOutputCollector:
         arrival_time: float | None = None,
         figures: RequestMetricsCollector | None = None,
         lora_request: LoRARequest | None = None,
+        encoder_prompt: tuple[str | None, list[int] | None] = (None, None),
     ) -> None:
         self.request_id, self._lora_request = request_id, lora_request
+        self._encoder_prompt = encoder_prompt
         self._figures = figures or RequestMetricsCollector()
         self._began: float | None = None
         self._last: float | None = None
@@ -293,6 +296,8 @@ class RequestOutputCollector:
             metrics=replace(self._metrics),
             error=self.error,
             lora_request=self._lora_request,
+            encoder_prompt=self._encoder_prompt[0],
+            encoder_prompt_token_ids=self._encoder_prompt[1],
         )
 
     def pop_delta(self) -> RequestOutput | None:

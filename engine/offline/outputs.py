@@ -173,6 +173,7 @@ class RequestOutput:
 
     `error`: why it failed; None: it didn't. Outputs that were unfinished then have the
     `finish_reason` "error" and their tokens so far. `lora_request`: the requested adapter.
+    `encoder_prompt`, `encoder_prompt_token_ids`: of a model whose encoder reads a text.
     """
 
     request_id: str
@@ -186,6 +187,8 @@ class RequestOutput:
     metrics: RequestMetrics | None = None
     error: QuireError | None = None
     lora_request: LoRARequest | None = None
+    encoder_prompt: str | None = None
+    encoder_prompt_token_ids: list[int] | None = None
 
 
 __all__ = ["CompletionOutput", "FlatLogprobs", "Logprob", "RequestMetrics", "RequestOutput"]

@@ -30,6 +30,7 @@ class EncoderItem:
         bidirectional: see `EncoderInput`.
         tenant, cache_namespace: the request's.
         adapter: see `EncodeTask`.
+        num_states: number of states of which the KV cache keeps keys and values; 0: it keeps none.
     """
 
     item: MediaItem
@@ -39,6 +40,7 @@ class EncoderItem:
     tenant: str = ""
     cache_namespace: str = ""
     adapter: str = ""
+    num_states: int = 0
 
     def with_adapter(self, digest: str) -> EncoderItem:
         """The same item, encoded with an adapter."""

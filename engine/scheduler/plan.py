@@ -95,6 +95,8 @@ class NewSequence(msgspec.Struct, omit_defaults=True):
     adapter: str = ""
     #: In the order of their positions; they don't overlap.
     encoder_inputs: list[EncoderInput] = msgspec.field(default_factory=list)
+    #: Number of encoder states that it attends to.
+    num_encoder_states: int = 0
     #: Handle of the caller's logits processors; offline only.
     logits_processors: int | None = None
     #: Set if the prompt is to be pooled; then nothing is generated.

@@ -140,6 +140,12 @@ class Sequence:
         return b"" if entry is None else entry.key
 
     @property
+    def num_encoder_states(self) -> int:
+        """Number of encoder states that it attends to."""
+        entry = self.request.encoder_input
+        return 0 if entry is None else entry.num_states
+
+    @property
     def lora_name(self) -> str | None:
         """The adapter's name as the client gave it; None: no adapter."""
         adapter = self.request.message.adapter

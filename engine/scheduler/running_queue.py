@@ -246,7 +246,7 @@ class RunningQueue:
             self.uncache_from(victim, victim.num_computed_tokens)
         step.cancel_encoding(victim)
         if is_new and victim.encoder_key:  # this step would have encoded or loaded its states
-            self._kv.uncache_states(victim.encoder_key)
+            self._kv.uncache_states(victim)
         step.preempted.add(victim.request.message.tenant)
         self.preempt(victim)
         if is_new:

@@ -467,7 +467,7 @@ class Scheduler:
         if chunk == 0 or (chunk < num_pending and not self.limits.chunked):
             return False
         encodes = kv.needs_encoding(prefix)
-        if encodes and not self.encoder_cache.fits_step(kv.encoder_length):
+        if encodes and not self.encoder_cache.fits_step(prefix.num_states):
             return False
         blocks = kv.allocate_slots(sequence, quota, num_computed, chunk, prefix)
         if blocks is None:
@@ -492,7 +492,7 @@ class Scheduler:
         self._runs.add(sequence)
         step.start(sequence, kv.get_block_tables(sequence.seq_id))
         if encodes and not self._loads_encoder_states(sequence, step.plan.new[-1].block_ids):
-            self.encoder_cache.charge_step(kv.encoder_length)
+            self.encoder_cache.charge_step(prefix.num_states)
             step.encode_states(sequence, kv.get_state_blocks(sequence.seq_id))
         if self._runs.kv_connector is not None:
             self._runs.kv_connector.update_state_after_alloc(
@@ -638,7 +638,7 @@ class Scheduler:
             for sequence, count in zip(scheduled, plan.num_scheduled, strict=True):
                 num_loaded = sequence.num_external_tokens if sequence.seq_id in started else 0
                 if sequence.seq_id in started and sequence.encoder_key:
-                    self.kv.uncache_states(sequence.encoder_key)  # they may have been loaded
+                    self.kv.uncache_states(sequence)  # they may have been loaded
                 counts[sequence] = counts.get(sequence, 0) + count + num_loaded
         for sequence, count in reversed(counts.items()):
             sequence.num_placeholders = 0

@@ -184,6 +184,7 @@ class StepBuilder:
                 adapter=message.adapter_digest,
                 encoder_inputs=request.encoder_inputs
                 + [encoder_input for entry in request.media for encoder_input in entry.inputs],
+                num_encoder_states=sequence.num_encoder_states,
                 logits_processors=request.logits_processors,
                 pooling=message.pooling,
             )

@@ -83,6 +83,8 @@ def model_info(config: EngineConfig, core: EngineCore | None) -> ModelInfo:
         sees=facts.sees,
         encoder_length=facts.encoder_length,
         num_mels=facts.num_mels,
+        max_encoder_tokens=facts.max_encoder_tokens,
+        decoder_start_ids=list(facts.decoder_start_ids),
         num_ranks=config.world_size,
         max_images=config.max_images,
         max_videos=config.max_videos if facts.takes_videos else 0,

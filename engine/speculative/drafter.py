@@ -457,6 +457,11 @@ def make_drafter(
             f"draft models and heads don't hear what {facts.architecture} hears; drafts from text "
             "(ngram) can be used"
         )
+    elif facts.max_encoder_tokens and (host.heads is not None or host.model is not None):
+        obstacle = (
+            f"draft models and heads don't read what the encoder of {facts.architecture} reads; "
+            "drafts from text (ngram) can be used"
+        )
     elif overlaps:
         obstacle = (
             "with async_scheduling steps are planned before the tokens are known from which drafts "

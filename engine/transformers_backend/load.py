@@ -104,8 +104,8 @@ class Source:
             self._check()
         if getattr(self.config, "is_encoder_decoder", False):
             raise ModelLoadError(
-                f"{self._name} is an encoder and a decoder; of such models the engine runs Whisper "
-                "alone.",
+                f"{self._name} is an encoder and a decoder; of such models the engine runs native "
+                "ones alone.",
                 param="model",
             )
 

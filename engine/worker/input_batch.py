@@ -137,6 +137,8 @@ class InputBatch:
         self.appends_sampled = np.ones(num_rows, dtype=bool)
         #: Row -> vectors that replace its prompt's embeddings: (first position, [n, hidden]).
         self.prompt_embeds: dict[int, list[tuple[int, torch.Tensor]]] = {}
+        #: Number of encoder states that its tokens attend to.
+        self.num_encoder_states = np.zeros(num_rows, dtype=np.int32)
         #: Row -> tokens of its prompt that an encoder's vectors stand for.
         self.encoder_inputs: dict[int, list[EncoderInput]] = {}
         #: Offset from a token's index to its rotary position: with three-dimensional positions,
@@ -202,6 +204,7 @@ class InputBatch:
         self.num_computed[row] = sequence.num_computed_tokens
         self.num_blocks[:, row] = 0
         self._append_blocks(row, sequence.block_ids)
+        self.num_encoder_states[row] = sequence.num_encoder_states
         split = self.num_prompt[row] = sequence.num_prompt_tokens
         vectors = [entry for entry in sequence.encoder_inputs if not entry.key]
         if encoded := [entry for entry in sequence.encoder_inputs if entry.key]:
@@ -394,14 +397,14 @@ class InputBatch:
         """A cross-attention group, in which each token is a sequence of one query: causality among
         tokens doesn't apply to the encoder's states.
         """
-        described, count = self.groups[group], len(owner)
-        width = described.table_length(0, self.block_size)
+        num_states = self.num_encoder_states[owner]
+        width = -(-int(num_states.max(initial=0)) // self.block_size)
         return dataclasses.replace(
             context,
             other_groups=(),
             block_tables=torch.from_numpy(self.block_tables[group][owner, :width]),
-            seq_lens=torch.full((count,), described.encoder_length, dtype=torch.int32),
-            query_start_loc=torch.arange(count + 1, dtype=torch.int32),
+            seq_lens=torch.from_numpy(num_states),
+            query_start_loc=torch.arange(len(owner) + 1, dtype=torch.int32),
             num_decodes=0,
             prefill_start_loc=None,
         )

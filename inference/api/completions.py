@@ -9,8 +9,9 @@ from typing import Any
 from django.http.response import HttpResponseBase
 
 from engine.contract.errors import InvalidRequest
-from engine.contract.messages import PromptEmbeds, TokenLogprobs
+from engine.contract.messages import MediaItem, PromptEmbeds, TokenLogprobs
 from engine.contract.sampling_params import SamplingParams, check_context
+from engine.multimodal.encoder_text import EncoderText, EncoderTextProcessor
 from inference.errors import UnsupportedField, rename_error_param
 from inference.generation.generation import Generation
 from inference.generation.logprobs import (
@@ -315,9 +316,13 @@ async def completion_job(
             sampling.prompt_logprobs = max(sampling.prompt_logprobs or 0, completion.logprobs)
         embeds = await ctx.offload(_embeds, completion, served)
         prompts = [[0] * embed.rows for embed in embeds]
+        info, texts = served.info, list[EncoderText]()
         if completion.prompts:
-            limit = sampling.prompt_limit(served.info.max_model_len)
+            limit = sampling.prompt_limit(info.max_encoder_tokens or info.max_model_len)
             prompts += await _token_ids(ctx, completion, served, limit)
+        encoder_tokens = list(map(len, prompts)) if info.max_encoder_tokens else []
+        if encoder_tokens:
+            prompts, texts = await ctx.offload(_for_encoder, completion, served, prompts)
         job = Job(
             ctx=ctx,
             request_id=ctx.ids.new("cmpl"),
@@ -325,6 +330,9 @@ async def completion_job(
             model=served,
             prompts=prompts,
             embeds=[*embeds, *([None] * (len(prompts) - len(embeds)))] if embeds else [],
+            media=[[MediaItem(text.kind, text.digest, ())] for text in texts],
+            media_data={text.digest: text.encoded for text in texts},
+            encoder_tokens=encoder_tokens,
             sampling=sampling,
             stream=bool(completion.stream),
             priority=completion.resolve_service_tier(ctx.caller.max_priority)[0],
@@ -352,6 +360,24 @@ def _form(
         logprobs=completion.logprobs,
         structured_outputs=constraint.params,
     )
+
+
+def _for_encoder(
+    completion: CompletionRequest, served: ResolvedModel, token_ids: list[list[int]]
+) -> tuple[list[list[int]], list[EncoderText]]:
+    """Prompts of a model whose encoder reads the given ones: what outputs begin with, and the
+    encoder's texts. Raises `InvalidRequest`.
+    """
+    for field, is_set in (("suffix", completion.suffix), ("echo", completion.echo)):
+        if is_set:
+            raise UnsupportedField(
+                f"{field} can't be used: an encoder reads the prompt.", param=field
+            )
+    info = served.info
+    processor = EncoderTextProcessor(
+        tuple(info.decoder_start_ids), info.max_encoder_tokens, info.vocab_size
+    )
+    return [processor.begin() for _ in token_ids], [processor.prepare(ids) for ids in token_ids]
 
 
 def _embeds(completion: CompletionRequest, served: ResolvedModel) -> list[PromptEmbeds]:
@@ -391,7 +417,7 @@ async def _token_ids(
             [str(prompt) for prompt in prompts],
             tenant=ctx.caller.tenant,
             add_special_tokens=special,
-            limit=served.info.max_model_len if limit is None else None,
+            limit=served.info.prompt_context if limit is None else None,
         )
         return [truncate_tokens(token_ids, limit, side) for token_ids in texts]
 

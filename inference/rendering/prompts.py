@@ -197,7 +197,7 @@ async def text_token_ids(
 
 def checked_token_ids(token_ids: Sequence[Any], model: ModelInfo, vocab_size: int) -> list[int]:
     """A client's own token ids. Raises `InvalidRequest` for none, or for one out of range."""
-    check_context(len(token_ids), None, model.max_model_len)  # before each token is checked
+    check_context(len(token_ids), None, model.prompt_context)  # before each token is checked
     check_vocabulary(token_ids, vocab_size)
     return list(token_ids)
 

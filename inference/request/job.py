@@ -163,6 +163,7 @@ class Job:
         embeds: [num_prompts] prompt embeddings or None; [] where all prompts are tokens.
         media: [num_prompts] images of each; [] if there are none.
         media_data: the encoder's input for all of them, by digest.
+        encoder_tokens: [num_prompts] tokens that the model's encoder reads; [] for none.
         audio_ms: [num_prompts] milliseconds of audio of each that are billed; [] for none.
         sampling: parameters of every prompt.
         stream: whether the client reads a stream.
@@ -193,6 +194,7 @@ class Job:
     embeds: list[PromptEmbeds | None] = field(default_factory=list)
     media: list[list[MediaItem]] = field(default_factory=list)
     media_data: dict[bytes, bytes] = field(default_factory=dict)
+    encoder_tokens: list[int] = field(default_factory=list)
     audio_ms: list[int] = field(default_factory=list)
     field_names: Mapping[str, str] = field(default_factory=dict)
     trace_headers: dict[str, str] = field(default_factory=dict)
@@ -211,7 +213,12 @@ class Job:
     @property
     def prompt_tokens(self) -> int:
         """Tokens of all prompts."""
-        return sum(map(len, self.prompts))
+        return sum(map(len, self.prompts)) + sum(self.encoder_tokens)
+
+    def num_prompt_tokens(self, number: int) -> int:
+        """Tokens of a prompt, with those that an encoder reads."""
+        encoder_tokens = self.encoder_tokens[number] if self.encoder_tokens else 0
+        return len(self.prompts[number]) + encoder_tokens
 
     @property
     def image_tokens(self) -> int:
@@ -242,7 +249,7 @@ class Job:
         """Usage of some of the prompts."""
         numbers = list(numbers)
         return Usage(
-            prompt_tokens=sum(len(self.prompts[number]) for number in numbers),
+            prompt_tokens=sum(map(self.num_prompt_tokens, numbers)),
             image_tokens=sum(map(self.num_image_tokens, numbers)),
             images=sum(map(self.num_images, numbers)),
             audio_ms=sum(self.audio_ms[number] for number in numbers) if self.audio_ms else 0,
@@ -352,7 +359,7 @@ class Job:
             prompt_tokens=self.prompt_tokens,
             max_output_tokens=self.max_output_tokens,
             started_at=self.started_at,
-            prompts=[len(prompt) for prompt in self.prompts],
+            prompts=[self.num_prompt_tokens(number) for number in range(len(self.prompts))],
             images=[self.num_images(number) for number in range(len(self.media))],
             audio_ms=self.audio_ms,
             outputs=self.sampling.num_sequences,

@@ -44,7 +44,7 @@ class AttentionRequirements:
         latent: for MLA, how many of the `head_size` values of a latent are its value; 0 for
         attention over keys and values.
         attention_type: "decoder", "encoder" or "encoder-decoder".
-        window, soft_cap, alibi, sinks, sparse: whether any layer uses these.
+        window, soft_cap, alibi, distance_bias, sinks, sparse: whether any layer uses these.
         bidirectional: whether tokens of a span, such as a picture's, attend to later ones in it.
     """
 
@@ -60,6 +60,7 @@ class AttentionRequirements:
     window: bool = False
     soft_cap: bool = False
     alibi: bool = False
+    distance_bias: bool = False
     sinks: bool = False
     sparse: bool = False
     bidirectional: bool = False
@@ -97,6 +98,7 @@ class AttentionBackend:
     window: bool = True
     soft_cap: bool = True
     alibi: bool = True
+    distance_bias: bool = False
     sinks: bool = True
     sparse: bool = False
     bidirectional: bool = False
@@ -129,6 +131,7 @@ class AttentionBackend:
                 ("sliding window", self.window or not need.window),
                 ("soft cap of the scores", self.soft_cap or not need.soft_cap),
                 ("ALiBi", self.alibi or not need.alibi),
+                ("bias by distance", self.distance_bias or not need.distance_bias),
                 ("sinks", self.sinks or not need.sinks),
                 ("block-sparse attention", self.sparse or not need.sparse),
                 ("bidirectional spans", self.bidirectional or not need.bidirectional),
@@ -279,6 +282,7 @@ BACKENDS: dict[str, AttentionBackend] = {
             devices=("cpu",),
             load=_cpu_attention,
             kv_dtypes=("auto", "bf16", "fp16", "fp32", *_FP8, "int8"),
+            distance_bias=True,
             sparse=True,
             bidirectional=True,
         ),

@@ -41,7 +41,7 @@ class AttentionArgs(ctypes.Structure):
         ("table_stride", L), ("seq_lens", P), ("starts", P), ("num_seqs", L), ("alibi", P),
         ("sinks", P), ("window", L), ("sparse", Sparse), ("scale", F), ("soft_cap", F),
         ("dtype", N), ("cache_dtype", N), ("rows", P), ("num_rows", L), ("round_inputs", N),
-        ("visible_ends", P),
+        ("visible_ends", P), ("distance_bias", P), ("num_distances", L),
     ]
 
 

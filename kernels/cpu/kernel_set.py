@@ -22,6 +22,7 @@ from kernels.cpu.library import (
     Library,
     address,
     check,
+    check_dense,
     check_norms,
     check_scales,
     per_head,
@@ -311,6 +312,10 @@ class CpuKernels(KernelSet):
             raise ValueError("block_tables must be contiguous int32")
         if args.visible_ends is not None:
             check_vector("visible_ends", args.visible_ends, tokens, torch.int32)
+        if (bias := args.distance_bias) is not None:
+            if args.soft_cap or args.alibi_slopes is not None:
+                raise ValueError("CPU_ATTN does no bias by distance beside ALiBi or a soft cap")
+            check_dense("distance_bias", bias, (q_heads, bias.shape[-1]), torch.float32)
         if out is None:
             out = torch.empty((tokens, q_heads, size), dtype=q.dtype)
         elif out.shape != q.shape or out.dtype != q.dtype or not out.is_contiguous():
@@ -345,6 +350,8 @@ class CpuKernels(KernelSet):
             num_rows=-1,
             round_inputs=args.round_inputs,
             visible_ends=address(args.visible_ends),
+            distance_bias=address(bias),
+            num_distances=0 if bias is None else bias.shape[1],
         )
         if status := self._paged_attention(ctypes.byref(arguments), num_threads()):
             check(status)

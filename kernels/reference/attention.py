@@ -73,6 +73,10 @@ def attend(
     if args.alibi_slopes is not None:
         slopes = args.alibi_slopes.to(scores.dtype).view(kv_heads, -1, 1, 1)
         scores = scores + slopes * distance
+    if args.distance_bias is not None:
+        distances = (-distance).clamp(0, args.distance_bias.shape[1] - 1)
+        bias = args.distance_bias.to(scores.dtype)[:, distances]
+        scores = scores + bias.unflatten(0, (kv_heads, -1))
     hidden = distance > 0
     if ends is not None:
         hidden = distance + positions + begin >= ends[:, None]

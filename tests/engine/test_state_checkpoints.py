@@ -30,6 +30,7 @@ class Tokens:
     token_ids: list[int]
     block_hashes: BlockHashes = field(default_factory=BlockHashes)
     encoder_key: bytes = b""
+    num_encoder_states: int = 0
     lora_name: None = None
 
 

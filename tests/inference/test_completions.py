@@ -10,6 +10,7 @@ import pytest
 
 from engine.contract.messages import EngineRequest
 from engine.contract.sampling_params import SamplingParams
+from engine.multimodal.inputs import decode_tensors
 from engine.text import Tokenizer, render_chat
 from inference.engine_client import client
 from inference.engine_client.client import MAX_PLACED_PER_TICK, get_engine_client
@@ -424,3 +425,28 @@ async def test_prompts_that_were_not_sent_when_their_client_left_are_never_sent(
     cancelled = [request for request in replica.received if request.request_id.startswith("left")]
     assert len(cancelled) == len(submission.flights) == MAX_PLACED_PER_TICK
     assert len(list(requests)) == 100 - MAX_PLACED_PER_TICK
+
+
+async def test_the_encoder_of_a_model_that_has_one_reads_the_prompt(
+    gateway: Gateway, tokenizer: Tokenizer
+) -> None:
+    replica = gateway.fake(eos_after=3)
+    replica.model.max_encoder_tokens, replica.model.decoder_start_ids = 12, [7, 8]
+    texts = [tokenizer.encode("the quick"), tokenizer.encode("the fox")]
+    async with gateway.serving(replica):
+        reply = await gateway.client.complete(["the quick", "the fox"])
+        ids = await gateway.client.complete(texts[0])
+        refusals = [
+            await gateway.client.complete("the " * 30),
+            await gateway.client.complete([1] * 13),
+            await gateway.client.complete("the quick", echo=True),
+        ]
+    assert [message.prompt_token_ids for message in replica.received] == [[7, 8]] * 3
+    sent = [decode_tensors(message.media_data[message.media[0].digest])["token_ids"].tolist()
+            for message in replica.received]  # fmt: skip
+    assert sent == [*texts, texts[0]]
+    assert reply.json()["usage"]["prompt_tokens"] == sum(map(len, texts)) + 2 * 2
+    assert ids.json()["usage"]["prompt_tokens"] == len(texts[0]) + 2
+    assert [refusal.status for refusal in refusals] == [400, 400, 400]
+    [record, _] = await gateway.usage()
+    assert record.prompt_tokens == sum(map(len, texts)) + 2 * 2

@@ -102,6 +102,8 @@ def paged_attention(args: AttentionArgs) -> Tensor:
                 logits = args.soft_cap * torch.tanh(logits / args.soft_cap)
             if args.alibi_slopes is not None:
                 logits = logits + args.alibi_slopes.double()[:, None] * (seen - position)
+            if (bias := args.distance_bias) is not None:
+                logits = logits + bias.double()[:, (position - seen).clamp(0, bias.shape[1] - 1)]
             if args.sparse is not None:
                 logits = logits.masked_fill(unseen(args.sparse, position, logits), float("-inf"))
             if args.sinks is not None:

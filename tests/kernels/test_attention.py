@@ -22,6 +22,8 @@ VARIATIONS: list[dict[str, Any]] = [
     {"sliding_window": 100},
     {"soft_cap": 5.0},
     {"alibi_slopes": torch.tensor([0.5, 0.25, 0.125, 0.0625])},
+    {"distance_bias": torch.linspace(-2, 2, 4 * 12).view(4, 12)},
+    {"distance_bias": torch.linspace(3, -3, 4 * 60).view(4, 60), "sliding_window": 20},
     {"sinks": torch.tensor([-3.0, 0.0, 2.0, 9.0])},
     {"sparse": BlockSparse(4, 1, 3, 1)},
     {"sparse": BlockSparse(5, 2, 50, 0), "sliding_window": 20},

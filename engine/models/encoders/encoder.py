@@ -6,7 +6,6 @@ computed whole in one step. Activations are float32 whatever the weights' dtype 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -19,8 +18,9 @@ from engine.models.encoders.encoder_spec import EncoderSpec
 from engine.models.forward_context import AttentionMetadata
 from engine.models.layers.linear import FusedLinear, LinearPart
 from engine.models.layers.moe import Weights
-from engine.models.layers.norm import LayerNorm, NoNorm, Norm, Transform, chain
+from engine.models.layers.norm import LayerNorm, NoNorm, Norm, RMSNorm, Transform, chain
 from engine.models.lora import LoraContext, LoraLinear
+from engine.models.relative_position import logarithmic_bucket
 from engine.models.rotary_embedding import RopeSpec, cos_sin_table
 from engine.models.supports_lora import SupportsLoRA
 from engine.quantization.packing import DenseSource, LinearPacker
@@ -80,6 +80,8 @@ class BidirectionalAttention:
         cos_sin: rotary table float32 [max_position, head_dim], None: no rotation.
         reach: tokens at most this far away are seen, 0 for all.
         bias_table: float32 [buckets, heads], biases by relative position, or None.
+        max_distance: see `relative_bucket`.
+        scale: of q.k with a `bias_table`; None: 1 / sqrt(head_dim).
     """
 
     ops: KernelSet
@@ -90,6 +92,8 @@ class BidirectionalAttention:
     cos_sin: Tensor | None = None
     reach: int = 0
     bias_table: Tensor | None = None
+    max_distance: int = 128
+    scale: float | None = None
 
     def __call__(self, x: Tensor, positions: Tensor, sequences: LengthBatches) -> Tensor:
         """[T, hidden] of the same; tokens are sorted as in `sequences`."""
@@ -110,26 +114,22 @@ class BidirectionalAttention:
             return self.ops.encoder_attention(q, k, v, length, reach=self.reach)
         q, k, v = qkv.permute(2, 0, 3, 1, 4)
         bias = self._bias(self.bias_table, length).to(q.dtype)
-        out = torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=bias)
+        out = torch.nn.functional.scaled_dot_product_attention(
+            q, k, v, attn_mask=bias, scale=self.scale
+        )
         return out.transpose(1, 2).flatten(0, 1)
 
-    @staticmethod
-    def _bias(table: Tensor, length: int) -> Tensor:
+    def _bias(self, table: Tensor, length: int) -> Tensor:
         """[heads, L, L]: the bias of the scores."""
         positions = torch.arange(length, device=table.device)
         distance = positions[None, :] - positions[:, None]
-        return table[relative_bucket(distance, len(table))].movedim(-1, 0)
+        return table[relative_bucket(distance, len(table), self.max_distance)].movedim(-1, 0)
 
 
-def relative_bucket(distance: Tensor, buckets: int, farthest: int = 128) -> Tensor:
-    """T5's buckets of key minus query position (arXiv 1910.10683): exact near, logarithmic far."""
+def relative_bucket(distance: Tensor, buckets: int, max_distance: int = 128) -> Tensor:
+    """T5's buckets of key minus query position (arXiv 1910.10683): half of them for later keys."""
     half = buckets // 2
-    exact = half // 2
-    away = distance.abs()
-    far = exact + (
-        torch.log(away.clamp(min=1).float() / exact) / math.log(farthest / exact) * (half - exact)
-    ).long().clamp(max=half - exact - 1)
-    return torch.where(away < exact, away, far) + half * (distance > 0)
+    return logarithmic_bucket(distance.abs(), half // 2, half, max_distance) + half * (distance > 0)
 
 
 def _rotated(x: Tensor, cos_sin: Tensor) -> Tensor:
@@ -232,6 +232,8 @@ class EncoderLoader:
         size = self.spec.hidden_size
         # torch's norm requires its weights to have the dtype of its input.
         norm_dtype = self.ops.activation_dtype(self.dtype)
+        if self.spec.norm == "rms":
+            return RMSNorm(self.ops, self.vector(f"{name}.weight", size), self.spec.norm_eps)
         bias = self.vector(f"{name}.bias", size).to(norm_dtype) if self.spec.norm_bias else None
         weight = self.vector(f"{name}.weight", size).to(norm_dtype)
         return LayerNorm(size, weight, bias, self.spec.norm_eps)
@@ -276,6 +278,8 @@ class EncoderLoader:
             cos_sin=self._table(spec.ropes[index]) if spec.ropes else None,
             reach=spec.reach[index] if spec.reach else 0,
             bias_table=self._relative_bias(),
+            max_distance=spec.max_distance,
+            scale=spec.attention_scale or None,
         )
 
     def _relative_bias(self) -> Tensor | None:
@@ -339,8 +343,16 @@ class NativeEncoder(SupportsLoRA):
         self._token_types: Tensor | None = None
         self._linears: list[dict[str, LinearLayer]] = []
 
-    def load(self, weights: Weights, progress: Callable[[int, int], None]) -> None:
-        """Read all weights; `progress(done, total)` is called after each layer."""
+    def load(
+        self,
+        weights: Weights,
+        progress: Callable[[int, int], None],
+        embed: Transform | None = None,
+    ) -> None:
+        """Read all weights; `progress(done, total)` is called after each layer.
+
+        `embed`: gives the rows of a table that is a decoder's too, by int64 ids [n].
+        """
         spec, names = self.spec, self.spec.names
         builder = EncoderLoader(
             spec,
@@ -353,8 +365,10 @@ class NativeEncoder(SupportsLoRA):
         )
         total = spec.num_layers + 1
         width = spec.hidden_size
-        embedding = builder.tensor(f"{names.embedding}.weight", spec.vocab_size, width)
-        self.embedding = embedding.to(self.weight_dtype).clone().to(self.ops.device)
+        self._embed = embed or self._table_rows
+        if embed is None:
+            embedding = builder.tensor(f"{names.embedding}.weight", spec.vocab_size, width)
+            self.embedding = embedding.to(self.weight_dtype).clone().to(self.ops.device)
         if spec.num_positions:
             name = f"{names.positions}.weight"
             self._positions = builder.vector(name, spec.num_positions, width)
@@ -419,7 +433,7 @@ class NativeEncoder(SupportsLoRA):
             context, lambda: sequences.sorted_positions(len(token_ids))
         )
         ids = sequences.sorted(token_ids)
-        x = self.embedding[ids].float()
+        x = self._embed(ids).float()
         self._adapt_embedding(x, ids, adapters, rows)
         x = self._positioned(x, positions, types)
         with self._lora_context(adapters, rows):
@@ -427,8 +441,17 @@ class NativeEncoder(SupportsLoRA):
                 x = layer(x, positions, sequences)
         return sequences.restored(self._final_norm(x)).float()
 
+    def use_positions(self, table: Tensor) -> None:
+        """Add the rows of a table, [length, hidden], to embeddings by position."""
+        self._positions = table
+
+    def _table_rows(self, ids: Tensor) -> Tensor:
+        return self.embedding[ids]
+
     def _positioned(self, x: Tensor, positions: Tensor, token_types: Tensor | None) -> Tensor:
         """Embeddings with those of types and positions, normed; x changes."""
+        if self.spec.embedding_scale != 1.0:
+            x.mul_(self.spec.embedding_scale)
         if self._token_types is not None:
             types = self._token_types
             x.add_(types[0] if token_types is None or len(types) == 1 else types[token_types])

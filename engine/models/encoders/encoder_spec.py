@@ -50,11 +50,16 @@ class EncoderSpec:
         max_position_embeddings: longest sequence.
         num_positions, position_offset: rows of the learned table and the first token's row; 0 rows
             for families without one.
+        is_sinusoidal: positions are sines, for families without a table of them.
         type_vocab_size: rows of the token type table, 0 for families without one.
-        relative_buckets: rows of the table of relative position biases (T5's scheme), or 0.
+        relative_buckets, max_distance: rows of the table of relative position biases (T5's
+            scheme), or 0, and from which distance on all tokens are in its last bucket.
+        embedding_scale: of the rows of the embedding table.
         wiring: "post": norm(residual + f(residual)), as in BERT; "pre": residual + f(norm(.)).
         first_norm: with "pre": whether the first layer has a norm before its attention.
+        norm: LayerNorm or RMSNorm.
         norm_bias, qkv_bias, o_bias, mlp_bias: which of them have biases.
+        attention_scale: of q.k with relative biases; 0: 1 / sqrt(head_dim).
         reach: layer i sees tokens at most this far away on either side, 0 for all.
         ropes: rotary embedding by layer; (): no rotation.
         activation: "gelu", "gelu_tanh", "silu" or "relu".
@@ -72,15 +77,20 @@ class EncoderSpec:
     names: EncoderNames = field(default_factory=EncoderNames)
     num_positions: int = 0
     position_offset: int = 0
+    is_sinusoidal: bool = False
     type_vocab_size: int = 0
     relative_buckets: int = 0
+    max_distance: int = 128
+    embedding_scale: float = 1.0
     wiring: Literal["post", "pre"] = "post"
     first_norm: bool = True
+    norm: Literal["layer", "rms"] = "layer"
     norm_eps: float = 1e-12
     norm_bias: bool = True
     qkv_bias: bool = True
     o_bias: bool = True
     mlp_bias: bool = True
+    attention_scale: float = 0.0
     reach: tuple[int, ...] = ()
     ropes: tuple[RopeSpec, ...] = ()
     activation: str = "gelu"

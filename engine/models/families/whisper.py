@@ -47,7 +47,7 @@ def whisper(config: Config) -> dict[str, Any]:
         "mlp_bias": True,
         "rope": None,
         "num_positions": int(config["max_target_positions"]),
-        "cross": CrossAttentionSpec(length=int(config["max_source_positions"])),
+        "cross": CrossAttentionSpec(length=int(config["max_source_positions"]), key_bias=False),
     }
 
 

@@ -26,6 +26,7 @@ class SelfAttention:
         cos_sin: rotary table, None: no rotation.
         q_norm, k_norm: float32 [head_dim] for an RMSNorm of each head.
         keeps_keys: otherwise keys and values are another layer's, which has written the step's.
+        distance_bias: see `AttentionArgs`.
     """
 
     ops: KernelSet
@@ -45,6 +46,7 @@ class SelfAttention:
     sparse: BlockSparse | None = None
     soft_cap: float = 0.0
     alibi_slopes: Tensor | None = None
+    distance_bias: Tensor | None = None
     sinks: Tensor | None = None
     round_inputs: bool = False
 
@@ -92,6 +94,7 @@ class SelfAttention:
                 sliding_window=self.window,
                 soft_cap=self.soft_cap,
                 alibi_slopes=self.alibi_slopes,
+                distance_bias=self.distance_bias,
                 sinks=self.sinks,
                 key_scales=key_scales,
                 value_scales=value_scales,

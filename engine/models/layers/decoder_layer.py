@@ -178,7 +178,7 @@ class NormedResidualLayer:
 @dataclass(slots=True)
 class CrossLayer:
     """residual += attention(norm(residual)); residual += cross(norm'(residual), encoder);
-    residual += mlp(norm"(residual)).
+    residual += mlp(norm"(residual)). With `post` each norm's result is the residual from there on.
 
     Its cache is a pair: of the tokens, and of the encoder's states.
     """
@@ -189,6 +189,7 @@ class CrossLayer:
     mlp_norm: Norm
     mlp: Transform
     next_norm: Norm
+    post: bool = False
 
     def __call__(
         self,
@@ -204,9 +205,12 @@ class CrossLayer:
         if rows is not None:
             x, residual = x[rows], residual[rows]
         x = self.cross_norm.add_and_norm(x, residual)
+        residual = x if self.post else residual
         x = self.cross(x, context.other_groups[-1], states, rows)
-        x = self.mlp(self.mlp_norm.add_and_norm(x, residual))
-        return self.next_norm.add_and_norm(x, residual), residual
+        x = self.mlp_norm.add_and_norm(x, residual)
+        residual = x if self.post else residual
+        x = self.next_norm.add_and_norm(self.mlp(x), residual)
+        return x, x if self.post else residual
 
 
 @dataclass(slots=True)
@@ -454,7 +458,8 @@ def build_layer(
         return ParallelLayer(mixer, mlp_norm, mlp, after)
     if layer.cross is not None and isinstance(mixer, SelfAttention):
         cross_norm, cross = norm(layer.cross.norm), _make_cross(spec, ops, layer.cross)
-        return CrossLayer(mixer, cross_norm, cross, mlp_norm or NoNorm(), mlp, after)
+        post = layer.wiring == "post"
+        return CrossLayer(mixer, cross_norm, cross, mlp_norm or NoNorm(), mlp, after, post)
     if spec.normed_residual:
         full, state, mlp_factor = spec.normed_residual
         factor = state if isinstance(attention, StateWeights) else full
@@ -530,6 +535,7 @@ def _make_attention(
         sparse=weights.sparse,
         soft_cap=spec.attention_soft_cap,
         alibi_slopes=weights.alibi,
+        distance_bias=weights.distance_bias,
         sinks=weights.sinks,
         round_inputs=spec.round_attention,
     )

@@ -79,11 +79,15 @@ def describe_layer(spec: DecoderSpec, index: int) -> LayerDescription:
     block = None
     if spec.shared is not None and spec.shared.sources[index] >= 0:
         block = _shared_block(spec, spec.shared, index)
+    input_norm = norm(names.attention_norm)
+    if block is not None or spec.altup is not None or (spec.wiring == "post" and not index):
+        input_norm = norm("")
+    elif spec.wiring == "post":
+        previous = names.layer.format(index - 1) + names.attention_norm
+        input_norm = NormDescription(previous, spec.hidden_size)
     return LayerDescription(
         wiring="residual_experts" if has_residual_mlp else spec.wiring,
-        input_norm=norm(
-            "" if block is not None or spec.altup is not None else names.attention_norm
-        ),
+        input_norm=input_norm,
         attention=attention,
         attention_out_norm=norm(names.attention_out_norm),
         state=state,
@@ -194,14 +198,14 @@ def _shared_block(spec: DecoderSpec, shared: SharedBlockSpec, index: int) -> Sha
 def _cross(spec: DecoderSpec, cross: CrossAttentionSpec, prefix: str) -> CrossDescription:
     hidden, kv_size = spec.hidden_size, spec.kv_size
     parts = (
-        LinearPart(prefix + cross.keys, kv_size, has_bias=False),
+        LinearPart(prefix + cross.keys, kv_size, has_bias=cross.key_bias),
         LinearPart(prefix + cross.values, kv_size),
     )
     return CrossDescription(
         norm=NormDescription(prefix + cross.norm, hidden),
-        queries=_linear(prefix + cross.queries, spec.q_size, hidden, True, "rows"),
-        kv=FusedLinear(parts=parts, columns=hidden, bias=True, split="rows"),
-        output=_linear(prefix + cross.output, hidden, spec.q_size, True, "columns"),
+        queries=_linear(prefix + cross.queries, spec.q_size, hidden, cross.bias, "rows"),
+        kv=FusedLinear(parts=parts, columns=hidden, bias=cross.bias, split="rows"),
+        output=_linear(prefix + cross.output, hidden, spec.q_size, cross.bias, "columns"),
     )
 
 

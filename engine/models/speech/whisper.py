@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from engine.contract.errors import InvalidRequest, ModelLoadError
-from engine.models.decoder import NativeDecoder
+from engine.models.encoder_decoder import EncoderDecoder
 from engine.models.families.common import ACTIVATIONS
 from engine.models.layers.decoder_layer import CrossLayer
 from engine.models.layers.linear import FusedLinear, LinearPart
@@ -183,7 +183,7 @@ def make_encoder_layer(spec: WhisperEncoderSpec, loader: WeightLoader, name: str
     )
 
 
-class WhisperModel(NativeDecoder):
+class WhisperModel(EncoderDecoder):
     """The decoder with its encoder, whose states it keeps as keys and values in the KV cache."""
 
     encoder_spec: WhisperEncoderSpec
@@ -213,26 +213,4 @@ class WhisperModel(NativeDecoder):
                 f"Features of sound must be {list(shape)}.", param="multi_modal_data"
             )
         states = self._encoder(torch.from_numpy(features.copy()).to(self.ops.device))
-        block_size = self.cross_caches[0].keys.shape[2]
-        positions = torch.arange(spec.length, device=states.device)
-        blocks = torch.tensor(block_ids, device=states.device)
-        slots = blocks[positions // block_size] * block_size + positions % block_size
-        for layer, cache in zip(self.weights, self.cross_caches, strict=True):
-            if layer.cross is None:
-                raise RuntimeError("A layer has no weights of cross attention.")
-            keys, values = (
-                part.unflatten(-1, (-1, self.spec.head_dim))
-                for part in layer.cross.kv(states).chunk(2, dim=-1)
-            )
-            self.ops.rope_and_cache(
-                keys.clone(),
-                keys,
-                values,
-                positions,
-                None,
-                cache.keys,
-                cache.values,
-                slots,
-                key_scales=cache.key_scales,
-                value_scales=cache.value_scales,
-            )
+        self.write_states(states, block_ids)

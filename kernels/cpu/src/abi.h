@@ -62,6 +62,8 @@ struct AttentionArgs {
   int64_t num_rows;     // -1: all
   int32_t round_inputs; // queries and weights may be rounded to bfloat16
   const int32_t* visible_ends;  // [tokens], or null: each query sees no token after its own
+  const float* distance_bias;   // [q_heads, num_distances], or null
+  int64_t num_distances;
 #ifdef __cplusplus
   // Whether products are of pairs of bfloat16: where that loses nothing of keys and values, and no
   // pair lies in two blocks.

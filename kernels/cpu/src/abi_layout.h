@@ -31,7 +31,7 @@ QUIRE_OFFSET(Sparse, local, 8);
 QUIRE_OFFSET(Sparse, stride, 16);
 QUIRE_OFFSET(Sparse, head_step, 24);
 
-QUIRE_SIZE(AttentionArgs, 248);
+QUIRE_SIZE(AttentionArgs, 264);
 QUIRE_OFFSET(AttentionArgs, q, 0);
 QUIRE_OFFSET(AttentionArgs, out, 8);
 QUIRE_OFFSET(AttentionArgs, q_stride, 16);
@@ -62,6 +62,8 @@ QUIRE_OFFSET(AttentionArgs, rows, 216);
 QUIRE_OFFSET(AttentionArgs, num_rows, 224);
 QUIRE_OFFSET(AttentionArgs, round_inputs, 232);
 QUIRE_OFFSET(AttentionArgs, visible_ends, 240);
+QUIRE_OFFSET(AttentionArgs, distance_bias, 248);
+QUIRE_OFFSET(AttentionArgs, num_distances, 256);
 
 QUIRE_SIZE(RopeArgs, 208);
 QUIRE_OFFSET(RopeArgs, q, 0);

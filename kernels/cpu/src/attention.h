@@ -106,11 +106,17 @@ inline void hide_blocks(const Sparse& sparse, int64_t q_head, float* scores, int
 }
 
 // Turns `count` raw scores of one query at `position` into logits in place: soft cap, then ALiBi, then
-// what it doesn't see. `first` is the first key's position.
+// the bias by distance, then what it doesn't see. `first` is the first key's position.
 inline void finish_scores(const AttentionArgs& a, int64_t q_head, float* scores, int64_t count,
                           int64_t first, int64_t position) {
   if (a.sparse.block) hide_blocks(a.sparse, q_head, scores, first, count, position);
   const int64_t distance = first - position;
+  if (a.distance_bias) {
+    const float* bias = a.distance_bias + q_head * a.num_distances;
+    for (int64_t i = 0; i < count; i++)
+      scores[i] += bias[std::clamp<int64_t>(-distance - i, 0, a.num_distances - 1)];
+    return;
+  }
   if (a.soft_cap <= 0 && !a.alibi) return;
   const float slope = a.alibi ? a.alibi[q_head] : 0.0f;
   for_lanes(count, [&](int64_t i, int n) {

@@ -1,0 +1,129 @@
+"""Decoders that attend to an encoder's states, and those whose encoder reads a text."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from engine.contract.errors import ModelLoadError
+from engine.models.decoder import NativeDecoder
+from engine.models.encoders.encoder import NativeEncoder
+from engine.models.encoders.encoder_spec import EncoderSpec
+from engine.models.forward_context import AttentionMetadata
+from engine.models.layers.moe import Weights
+from engine.models.relative_position import sinusoidal_positions
+from engine.multimodal.encoder_text import TOKEN_IDS
+from engine.multimodal.inputs import MediaTensors
+
+
+class EncoderDecoder(NativeDecoder):
+    """A decoder that keeps the states of an encoder as keys and values in the KV cache."""
+
+    def write_states(self, states: Tensor, block_ids: list[int]) -> None:
+        """Write each layer's keys and values of an encoder's states, [n, hidden], to blocks of the
+        cross-attention group, in order.
+        """
+        block_size = self.cross_caches[0].keys.shape[2]
+        positions = torch.arange(len(states), device=states.device)
+        blocks = torch.tensor(block_ids, device=states.device)
+        slots = blocks[positions // block_size] * block_size + positions % block_size
+        for layer, cache in zip(self.weights, self.cross_caches, strict=True):
+            if layer.cross is None:
+                raise RuntimeError("A layer has no weights of cross attention.")
+            keys, values = (
+                part.unflatten(-1, (-1, self.spec.head_dim))
+                for part in layer.cross.kv(states).chunk(2, dim=-1)
+            )
+            self.ops.rope_and_cache(
+                keys.clone(),
+                keys,
+                values,
+                positions,
+                None,
+                cache.keys,
+                cache.values,
+                slots,
+                key_scales=cache.key_scales,
+                value_scales=cache.value_scales,
+            )
+
+
+class TextToTextModel(EncoderDecoder):
+    """BART, T5 and their relatives: the encoder reads a text, each by itself.
+
+    Attributes:
+        text_spec: the encoder.
+        decoder_start_ids: what an output begins with.
+    """
+
+    text_spec: EncoderSpec
+    decoder_start_ids: tuple[int, ...]
+
+    def load(self, weights: Weights, progress: Callable[[int, int], None]) -> None:
+        super().load(weights, progress)
+        spec = self.text_spec
+        self._encoder = NativeEncoder(
+            spec, self.ops, self.weight_dtype, spec.max_position_embeddings
+        )
+        self._encoder.load(weights, lambda done, total: None, self.embedding.rows)
+        if spec.is_sinusoidal:
+            dtype, device = self._activations, self.ops.device
+            for model, length in (
+                (self, self.spec.max_position_embeddings),
+                (self._encoder, spec.max_position_embeddings),
+            ):
+                table = sinusoidal_positions(length, spec.hidden_size)
+                model.use_positions(table.to(device, dtype))
+        name, shape = "final_logits_bias", (1, self.spec.vocab_size)
+        self._logits_bias = None
+        if name in weights:
+            bias = self.encoder_loader(weights).vector(name, *shape)
+            self._logits_bias = bias if bool(bias.any()) else None
+
+    @torch.inference_mode()
+    def encode_to_cache(self, tensors: MediaTensors, block_ids: list[int]) -> None:
+        """Encode one text, and write each layer's keys and values of its states to blocks.
+
+        Args:
+            tensors: `token_ids`, int64 [n].
+            block_ids: blocks of the cross-attention group, in order.
+        """
+        token_ids = torch.from_numpy(tensors[TOKEN_IDS].copy()).to(self.ops.device)
+        count, none = len(token_ids), torch.empty(0, dtype=torch.int32)
+        context = AttentionMetadata(
+            positions=torch.arange(count, device=self.ops.device),
+            slot_mapping=none,
+            block_tables=none,
+            seq_lens=none,
+            query_start_loc=torch.tensor([0, count], dtype=torch.int32),
+        )
+        states = self._encoder.forward(token_ids, context)
+        self.write_states(states.to(self._activations), block_ids)
+
+    def logits(self, hidden: Tensor, *args: Any) -> Tensor:
+        """See `NativeDecoder.logits`."""
+        logits = super().logits(hidden, *args)
+        return logits if self._logits_bias is None else logits.add_(self._logits_bias)
+
+
+def read_start_ids(config: dict[str, Any], generation: dict[str, Any]) -> tuple[int, ...]:
+    """What an output begins with: the decoder's first token, and one that is forced after it, by
+    generation_config.json or else config.json. Raises `ModelLoadError` for what are no tokens.
+    """
+    settings = {**config, **{k: v for k, v in generation.items() if v is not None}}
+    start = settings.get("decoder_start_token_id")
+    token_ids = [settings.get("pad_token_id") if start is None else start]
+    if (forced := settings.get("forced_bos_token_id")) is not None:
+        token_ids.append(forced)
+    size = config["vocab_size"]
+    for token_id in token_ids:
+        if type(token_id) is not int or not 0 <= token_id < size:
+            raise ModelLoadError(
+                "config.json: decoder_start_token_id and forced_bos_token_id must be tokens below "
+                f"{size}, got {token_id!r:.80}.",
+                param="decoder_start_token_id",
+            )
+    return tuple(token_ids)
