@@ -288,6 +288,7 @@ class InputProcessor:
             ("audio", facts.hears, "audio"),
             ("image", facts.sees, "images"),
             ("video", facts.takes_videos, "videos"),
+            (TEXT, False, "text for an encoder"),
         ):
             if kinds[kind] and not is_supported:
                 raise InvalidRequest(f"{config.name} takes no {noun}.", param="messages")

@@ -185,6 +185,28 @@ def test_chunks_preemption_and_a_full_pool_change_no_token(
     core.check_integrity()
 
 
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"quantization": "int8"},
+        {"kv_cache_dtype": "int8"},
+        {"kv_offloading_size": 1},
+        {"speculative_config": {"method": "ngram", "num_speculative_tokens": 3}},
+        {"async_scheduling": True},
+    ],
+    ids=lambda options: next(iter(options)),
+)
+def test_texts_together_have_the_tokens_of_each_alone(options: Any, root: Path) -> None:
+    llm = _llm(_built("t5", root)[0], **options)
+    together = _run(llm, TEXTS * 2)
+    assert together[: len(TEXTS)] == together[len(TEXTS) :]
+    for text, tokens in zip(TEXTS, together, strict=False):
+        llm.reset_prefix_cache()
+        assert _run(llm, [text]) == [tokens]
+    if not {"quantization", "kv_cache_dtype"} & options.keys():
+        assert together[: len(TEXTS)] == _built("t5", root)[1]
+
+
 def test_prompts_have_vllms_forms(root: Path) -> None:
     folder, expected = _built("bart", root)
     llm = _llm(folder)
