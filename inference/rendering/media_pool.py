@@ -198,19 +198,25 @@ class MediaPool:
 
     async def prepare_sound(
         self,
-        data: bytes,
+        source: bytes | MediaSource,
         num_mels: int,
         num_frames: int,
         caller: Caller,
         detection: VoiceDetection | None = None,
     ) -> PreparedSound:
-        """Split an audio file into segments for a model's encoder.
+        """Split an audio file, or the file at a source, into segments for a model's encoder.
 
         Raises:
-            InvalidRequest: the audio can't be decoded. Overloaded: too many of the tenant's wait.
-            RateLimited: over a limit on media, before decoding.
+            InvalidRequest: the audio can't be fetched or decoded. Overloaded: too many of the
+                tenant's wait. RateLimited: over a limit on media, before fetching and decoding.
         """
-        await admit_media(caller, count=1, num_bytes=len(data), param="file")
+        if isinstance(source, bytes):
+            data = source
+            await admit_media(caller, count=1, num_bytes=len(data), param="file")
+        else:
+            await admit_media(caller, count=1, num_bytes=0, param=source.param)
+            data = await self.fetch(source, caller)
+            await charge_media(caller, num_bytes=len(data))
         request = msgspec.msgpack.encode(PrepareSoundRequest(data, num_mels, num_frames, detection))
         answer = await self._ask(request, SOUND_TIMEOUT_S, "sound", caller)
         if isinstance(answer, PreparedSound):

@@ -14,6 +14,7 @@ import msgspec
 import pytest
 import torch
 
+from common.errors import RateLimited
 from common.outbound_http import fetch
 from engine.contract.errors import InvalidRequest
 from engine.contract.messages import ModelInfo
@@ -103,6 +104,21 @@ async def test_sound_that_a_request_names_may_be_as_large_as_an_upload(
     (folder / "sound").write_bytes(bytes(2001))
     with pytest.raises(InvalidRequest, match="over 2000 bytes"):
         await MediaPool().fetch(source, CALLER)
+
+
+async def test_sound_over_a_limit_is_not_fetched(monkeypatch: pytest.MonkeyPatch) -> None:
+    pool = MediaPool()
+
+    async def refuse(caller: Caller, *, count: int, num_bytes: int, param: str) -> None:
+        assert (caller, count, num_bytes) == (CALLER, 1, 0)
+        raise RateLimited("Too many.", retry_after=1.0, param=param)
+
+    monkeypatch.setattr(media_pool, "admit_media", refuse)
+    monkeypatch.setattr(pool, "fetch", None)
+    source = MediaSource("https://example.com/speech", "file_url", kind="audio")
+    with pytest.raises(RateLimited) as refused:
+        await pool.prepare_sound(source, 80, 100, CALLER)
+    assert refused.value.param == "file_url"
 
 
 def test_only_allowed_hosts_are_asked() -> None:

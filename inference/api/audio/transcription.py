@@ -568,13 +568,12 @@ async def load_model(ctx: RequestContext, form: AudioForm) -> tuple[ResolvedMode
 async def open_transcription(ctx: RequestContext, form: AudioForm) -> Transcription:
     """A file's transcription, not started. Raises as `load_model`, and for an invalid file."""
     served, tokens = await load_model(ctx, form)
-    pool, data = get_media_pool(), form.data
+    source: bytes | MediaSource = form.data
     if form.file_url or form.file_id:
         param = "file_url" if form.file_url else "file_id"
         source = MediaSource(form.file_url, param, form.file_id, kind="audio")
-        data = await pool.fetch(source, ctx.caller)
-    sound = await pool.prepare_sound(
-        data,
+    sound = await get_media_pool().prepare_sound(
+        source,
         served.info.num_mels,
         2 * served.info.encoder_length,
         ctx.caller,
