@@ -14,6 +14,7 @@ import subprocess
 import time
 import wave
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -142,11 +143,11 @@ def main() -> None:
             ours = Ours(options.folder, speech, kind)
             median = measure(
                 options.turns,
-                ours_1=lambda ours=ours: ours.transcribe(1),
-                peer_1=lambda peer=peer: peer.transcribe(1),
-                ours_8=lambda ours=ours: ours.transcribe(STREAMS),
-                peer_8=lambda peer=peer: peer.transcribe(STREAMS),
-                ours_again=lambda ours=ours: ours.transcribe_again(),
+                ours_1=partial(ours.transcribe, 1),
+                peer_1=partial(peer.transcribe, 1),
+                ours_8=partial(ours.transcribe, STREAMS),
+                peer_8=partial(peer.transcribe, STREAMS),
+                ours_again=ours.transcribe_again,
             )
         finally:
             peer.close()

@@ -366,7 +366,7 @@ class InputProcessor:
         if token_ids is None or token_ids.ndim != 1 or token_ids.dtype != np.int64:
             raise InvalidRequest("The encoder's prompt must be int64 [n].", param="prompt")
         facts = self._facts
-        check_encoder_text(token_ids, facts.max_encoder_tokens, facts.vocab_size)
+        check_encoder_text(token_ids.tolist(), facts.max_encoder_tokens, facts.vocab_size)
 
     def make_request(
         self,

@@ -174,8 +174,8 @@ class KVCacheCoordinator(ABC):
         if sequence is None:
             return CachedPrefix(0, [[] for _ in self.managers])
         states = self._cached_states(sequence)
-        tables = [[] for _ in self.managers[len(states) :]] + states
-        return CachedPrefix(0, tables, num_states=self._num_states(sequence))
+        tables: BlockTables = [[] for _ in self.managers[len(states) :]]
+        return CachedPrefix(0, tables + states, num_states=self._num_states(sequence))
 
     def _num_states(self, sequence: CacheableSequence) -> int:
         """Number of encoder states that a sequence attends to."""

@@ -115,7 +115,7 @@ def read_start_ids(config: dict[str, Any], generation: dict[str, Any]) -> tuple[
     """
     settings = {**config, **{k: v for k, v in generation.items() if v is not None}}
     start = settings.get("decoder_start_token_id")
-    token_ids = [settings.get("pad_token_id") if start is None else start]
+    token_ids: list[Any] = [settings.get("pad_token_id") if start is None else start]
     if (forced := settings.get("forced_bos_token_id")) is not None:
         token_ids.append(forced)
     size = config["vocab_size"]

@@ -70,7 +70,7 @@ class ExplicitEncoderDecoderPrompt(TypedDict):
     decoder_prompt: str | list[int] | dict[str, Any] | None
 
 
-AnyProcessor = MediaProcessor | SoundProcessor | AudioProcessor | EncoderTextProcessor
+AnyProcessor = MediaProcessor | SoundProcessor | AudioProcessor
 #: Creates the model's processor, once; that of texts is there at once.
 ProcessorFactory = Callable[[], AnyProcessor] | EncoderTextProcessor
 Prompt = str | list[int] | TextPrompt | TokensPrompt | EmbedsPrompt | dict[str, Any]

@@ -30,7 +30,7 @@ from engine.model_loader.vllm_config import DecodingConfig, VllmConfig
 from engine.multimodal.audio_prompts import AudioProcessor
 from engine.multimodal.encoder_text import EncoderTextProcessor
 from engine.multimodal.placeholders import locate_media
-from engine.multimodal.processor import MediaProcessor
+from engine.multimodal.processor import MediaProcessor, PreparedMedia
 from engine.multimodal.sound_processor import SoundProcessor
 from engine.offline.engine_args import EngineArgs
 from engine.offline.inputs import (
@@ -239,10 +239,12 @@ class LLMEngine:
 
     def locate_media(self, entry: TokenPrompt) -> list[MediaItem]:
         """Positions of a prompt's media."""
-        reads_across = self.core.facts.encoder_length or self.core.facts.max_encoder_tokens
-        if not entry.media or reads_across:
+        facts, placed = self.core.facts, list[PreparedMedia]()
+        if not (facts.encoder_length or facts.max_encoder_tokens):
+            placed = [item for item in entry.media if isinstance(item, PreparedMedia)]
+        if not placed:
             return [MediaItem(item.kind, item.digest, ()) for item in entry.media]
-        return locate_media(entry.token_ids, entry.media)
+        return locate_media(entry.token_ids, placed)
 
     def _on_finished(self, params: SamplingParams, tokenizer: Tokenizer | None) -> SamplingParams:
         """Parameters with which an output also ends on the EOS of an adapter's tokenizer."""

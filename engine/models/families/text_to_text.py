@@ -11,7 +11,7 @@ from engine.models.decoder_spec import CrossAttentionSpec, RelativeBiasSpec, Wei
 from engine.models.encoders.encoder_spec import EncoderNames, EncoderSpec
 from engine.models.families.common import ACTIVATIONS, Config, Family, refuse
 
-_BART = {
+_BART: dict[str, Any] = {
     "embedding": "model.shared",
     "positions": "model.decoder.embed_positions",
     "layer": "model.decoder.layers.{}.",
@@ -19,7 +19,7 @@ _BART = {
     "up": ("fc1",),
     "down": "fc2",
 }
-_BART_ENCODER = {
+_BART_ENCODER: dict[str, Any] = {
     "prefix": "model.",
     "embedding": "shared",
     "positions": "encoder.embed_positions",
@@ -200,7 +200,7 @@ FAMILIES = {
 
 def _bart_encoder(config: Config, **fields: Any) -> EncoderSpec:
     positions, names = int(config["max_position_embeddings"]), fields.pop("names", {})
-    learned = {} if fields.get("is_sinusoidal") else {"num_positions": positions + _OFFSET}
+    is_learned = not fields.get("is_sinusoidal")
     return EncoderSpec(
         architecture=config["architectures"][0],
         hidden_size=int(config["d_model"]),
@@ -211,11 +211,11 @@ def _bart_encoder(config: Config, **fields: Any) -> EncoderSpec:
         vocab_size=int(config["vocab_size"]),
         max_position_embeddings=positions,
         names=EncoderNames(**_BART_ENCODER, **names),
-        position_offset=_OFFSET if learned else 0,
+        num_positions=positions + _OFFSET if is_learned else 0,
+        position_offset=_OFFSET if is_learned else 0,
         embedding_scale=_scale(config),
         norm_eps=1e-5,
         activation=ACTIVATIONS[str(config.get("activation_function", "gelu"))],
-        **learned,
         **fields,
     )
 

@@ -31,7 +31,7 @@ from kernels.interface import (
 
 Split = Literal["", "rows", "columns"]
 RowOrder = Literal["", "grouped", "repeated", "interleaved"]
-Wiring = Literal["sequential", "parallel", "residual_experts"]
+Wiring = Literal["sequential", "parallel", "post", "residual_experts"]
 
 
 @dataclass(frozen=True, slots=True)
