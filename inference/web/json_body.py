@@ -15,7 +15,6 @@ from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import msgspec
-from rest_framework import exceptions
 from rest_framework.negotiation import DefaultContentNegotiation
 from rest_framework.parsers import JSONParser
 
@@ -295,11 +294,13 @@ def _parses(content_type: str) -> bool:
 
 
 def check_content_type(content_type: str) -> None:
-    """Raise DRF's `UnsupportedMediaType` unless the body is `application/json`."""
+    """Raise `UnsupportedMediaType` unless the body is `application/json`."""
     if content_type != "application/json" and not (
         "*" not in content_type and content_type and _parses(content_type[:512])
     ):
-        raise exceptions.UnsupportedMediaType(content_type[:100])
+        raise UnsupportedMediaType(
+            f"Content-Type must be application/json, got {content_type[:100]!r}."
+        )
 
 
 def check_content_encoding(coding: str | None) -> None:

@@ -31,7 +31,13 @@ from rest_framework.views import APIView
 from common.db import run_in_file_thread
 from common.errors import NotFound
 from common.log_context import bind_request
-from inference.errors import PayloadTooLarge, UnsupportedField, as_quire_error, error_response
+from inference.errors import (
+    NotAcceptable,
+    PayloadTooLarge,
+    UnsupportedField,
+    as_quire_error,
+    error_response,
+)
 from inference.request.context import (
     ClientTimeout,
     PendingIdempotentResponse,
@@ -75,11 +81,12 @@ def _accepts(header: str, renderer_classes: tuple[type[BaseRenderer], ...]) -> b
 
 
 def check_accept(header: str | None, renderer_classes: Sequence[type[BaseRenderer]]) -> None:
-    """Raise DRF's `NotAcceptable` when `Accept` excludes all media types of the endpoint."""
+    """Raise `NotAcceptable` when `Accept` excludes all media types of the endpoint."""
     if header is None or header in ("*/*", "application/json"):
         return
     if not _accepts(header[:8192], tuple(renderer_classes)):
-        raise exceptions.NotAcceptable
+        names = ", ".join(str(kind.media_type) for kind in renderer_classes)
+        raise NotAcceptable(f"Accept must allow one of {names}; got {header[:100]!r}.")
 
 
 def path_not_found(path: str) -> NotFound:

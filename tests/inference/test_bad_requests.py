@@ -192,6 +192,7 @@ async def test_other_media_types_are_refused(served: Gateway) -> None:
     for kind in ("", "text/plain", "application/x-www-form-urlencoded", "*/*", "nonsense"):
         reply = await served.client.post(CHAT, chat_body(), headers={"content-type": kind})
         assert (reply.status, reply.error["code"]) == (415, "unsupported_media_type")
+        assert "Content-Type must be application/json" in reply.error["message"]
     charset = {"content-type": "application/json; charset=utf-8"}
     assert (await served.client.post(CHAT, chat_body(), headers=charset)).status == 200
 
@@ -200,6 +201,7 @@ async def test_an_answer_that_the_client_does_not_accept(served: Gateway) -> Non
     for accept in ("image/png", "text/html"):
         reply = await served.client.post(CHAT, chat_body(), headers={"accept": accept})
         assert (reply.status, reply.error["code"]) == (406, "not_acceptable")
+        assert "must allow one of application/json, text/event-stream" in reply.error["message"]
     for accept in ("text/event-stream", "text/html, */*;q=0.1", "application/*"):
         reply = await served.client.post(CHAT, chat_body(), headers={"accept": accept})
         assert reply.status == 200

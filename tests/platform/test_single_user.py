@@ -37,6 +37,8 @@ def scope(client: str = "127.0.0.1", host: str = "localhost:8000", **headers: st
         {},
         {"authorization": "Bearer EMPTY"},
         {"authorization": "Bearer "},
+        {"authorization": "Bearer token-abc123"},
+        {"authorization": "Bearer sk-1234", "x_api_key": "not-needed"},
         {"x_api_key": "EMPTY"},
         {"host": "127.0.0.1:8000"},
         {"host": "[::1]:8000", "client": "::1"},
@@ -52,9 +54,9 @@ def test_a_program_of_this_machine_needs_no_key(headers: dict[str, str]) -> None
 @pytest.mark.parametrize(
     "headers",
     [
-        {"authorization": "Bearer sk-other-key"},
+        {"authorization": "Bearer sk-quire-other"},
         {"authorization": "Basic EMPTY"},
-        {"authorization": "Bearer EMPTY", "x_api_key": "sk-other-key"},
+        {"authorization": "Bearer EMPTY", "x_api_key": "sk-quire-other"},
         {"client": "192.168.0.7"},
         {"host": "attacker.example"},
         {"host": ""},
@@ -105,12 +107,12 @@ def test_a_request_without_a_key_gets_the_instances_own(tmp_path: Path, settings
     async def ask() -> None:
         wrapped = SingleUser(application)
         await wrapped(scope(authorization="Bearer EMPTY"), None, None)
-        await wrapped(scope(authorization="Bearer sk-other-key"), None, None)
+        await wrapped(scope(authorization="Bearer sk-quire-other"), None, None)
 
     asyncio.run(ask())
     header = (b"authorization", f"Bearer {api_key}".encode())
     assert seen[0] == [(b"host", b"localhost:8000"), header]
-    assert (b"authorization", b"Bearer sk-other-key") in seen[1]
+    assert (b"authorization", b"Bearer sk-quire-other") in seen[1]
 
 
 @pytest.fixture(scope="module")

@@ -262,7 +262,7 @@ class Command(QuireCommand):
             self.stdout.write(banner(url, model.name, credentials, data_dir))
             if single_user:
                 self.print_hint(
-                    "Requests from this machine need no API key (or EMPTY as one) while there is "
+                    "Requests from this machine need no API key (or any, as EMPTY) while there is "
                     "one user, tenant and key; --api-key KEY demands one."
                 )
             self.stdout.write(ready_lines(url, options["asgi_server"]))
