@@ -52,10 +52,10 @@ def test_completions_are_what_the_encoders_text_gives_and_survive_a_killed_engin
         read = sum(len(result.encoder_prompt_token_ids or ()) for result in results)
         assert answer.usage.prompt_tokens == read + len(TEXTS)
         stream = client.completions.create(prompt=TEXTS[0], extra_body=more, stream=True, **options)
-        said = ""
+        output = ""
         for number, chunk in enumerate(stream):
-            said += chunk.choices[0].text if chunk.choices else ""
+            output += chunk.choices[0].text if chunk.choices else ""
             if number == 3:
                 [engine] = product_pids(product, "engine.serving")
                 os.kill(engine, signal.SIGKILL)
-        assert said == texts[0]
+        assert output == texts[0]
