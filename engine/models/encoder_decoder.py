@@ -69,13 +69,15 @@ class TextToTextModel(EncoderDecoder):
             spec, self.ops, self.weight_dtype, spec.max_position_embeddings
         )
         self._encoder.load(weights, lambda done, total: None, self.embedding.rows)
-        if spec.is_sinusoidal:
+        if spec.sinusoids:
             dtype, device = self._activations, self.ops.device
             for model, length in (
                 (self, self.spec.max_position_embeddings),
                 (self._encoder, spec.max_position_embeddings),
             ):
-                table = sinusoidal_positions(length, spec.hidden_size)
+                table = sinusoidal_positions(
+                    length, spec.hidden_size, spec.sinusoids, spec.first_position
+                )
                 model.use_positions(table.to(device, dtype))
         name, shape = "final_logits_bias", (1, self.spec.vocab_size)
         self._logits_bias = None

@@ -17,8 +17,12 @@ def logarithmic_bucket(distance: Tensor, exact: int, num_buckets: int, max_dista
     return torch.where(distance < exact, distance, far)
 
 
-def sinusoidal_positions(num_positions: int, size: int) -> Tensor:
-    """float32 [num_positions, size]: sines, then cosines (arXiv 1706.03762, in Marian's order)."""
-    frequency = torch.exp(torch.arange(0, size, 2).double() * (-math.log(10_000.0) / size))
-    angle = torch.arange(num_positions).double()[:, None] * frequency
-    return torch.cat((angle.sin(), angle.cos()[:, : size // 2]), dim=1).float()
+def sinusoidal_positions(num_positions: int, size: int, kind: str, first: int = 0) -> Tensor:
+    """float32 [num_positions, size]: sines, then cosines, of positions from `first` on, whose
+    frequencies fall to 1 / 10,000: behind the last one ("marian", arXiv 1706.03762), or with it
+    ("fairseq"). `size` is even.
+    """
+    steps = size // 2 - (kind == "fairseq")
+    frequency = torch.exp(torch.arange(size // 2).double() * (-math.log(10_000.0) / steps))
+    angle = torch.arange(first, first + num_positions).double()[:, None] * frequency
+    return torch.cat((angle.sin(), angle.cos()), dim=1).float()

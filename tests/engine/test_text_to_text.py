@@ -1,4 +1,4 @@
-"""BART, mBART, Marian and T5 give `transformers`' tokens, however texts come together."""
+"""BART, mBART, Marian, M2M-100 and T5 give `transformers`' tokens, however texts come together."""
 
 from __future__ import annotations
 
@@ -43,6 +43,10 @@ MODELS: dict[str, tuple[type, tf.PreTrainedConfig]] = {
     "bart": (tf.BartForConditionalGeneration, tf.BartConfig(**_SIZES)),
     "mbart": (tf.MBartForConditionalGeneration, tf.MBartConfig(**_SIZES, scale_embedding=True)),
     "marian": (tf.MarianMTModel, tf.MarianConfig(**_SIZES, pad_token_id=89, scale_embedding=True)),
+    "m2m100": (
+        tf.M2M100ForConditionalGeneration,
+        tf.M2M100Config(**_SIZES, pad_token_id=1, scale_embedding=True, activation_function="relu"),
+    ),
     "t5": (tf.T5ForConditionalGeneration, tf.T5Config(**_T5, num_decoder_layers=3)),
     "flan": (
         tf.T5ForConditionalGeneration,

@@ -50,7 +50,8 @@ class EncoderSpec:
         max_position_embeddings: longest sequence.
         num_positions, position_offset: rows of the learned table and the first token's row; 0 rows
             for families without one.
-        is_sinusoidal: positions are sines, for families without a table of them.
+        sinusoids: positions are sines ("marian": see `sinusoidal_positions`), for families without
+            a table of them; "": they aren't. `first_position`: of the first token.
         type_vocab_size: rows of the token type table, 0 for families without one.
         relative_buckets, max_distance: rows of the table of relative position biases (T5's
             scheme), or 0, and from which distance on all tokens are in its last bucket.
@@ -77,7 +78,8 @@ class EncoderSpec:
     names: EncoderNames = field(default_factory=EncoderNames)
     num_positions: int = 0
     position_offset: int = 0
-    is_sinusoidal: bool = False
+    sinusoids: Literal["", "marian", "fairseq"] = ""
+    first_position: int = 0
     type_vocab_size: int = 0
     relative_buckets: int = 0
     max_distance: int = 128

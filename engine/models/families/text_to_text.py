@@ -1,4 +1,4 @@
-"""Encoder-decoders of text: BART, mBART, Marian, T5; their decoders, and their encoders."""
+"""Encoder-decoders of text: BART, mBART, Marian, M2M-100, T5; decoders, then encoders."""
 
 from __future__ import annotations
 
@@ -121,6 +121,21 @@ def marian(config: Config) -> dict[str, Any]:
     }
 
 
+def m2m100(config: Config) -> dict[str, Any]:
+    """M2M-100 and NLLB: mBART with sines as positions, and no norm on the embedding."""
+    return {
+        **mbart(config),
+        "names": WeightNames(
+            **_BART,
+            attention_norm="self_attn_layer_norm",
+            mlp_norm="final_layer_norm",
+            final_norm="model.decoder.layer_norm",
+        ),
+        "num_positions": 0,
+        "position_offset": 0,
+    }
+
+
 def _prepare_t5(config: Config) -> Config:
     layers = config.get("num_decoder_layers")
     return {
@@ -180,6 +195,7 @@ def t5(config: Config) -> dict[str, Any]:
 
 
 _BART_DEFAULTS = {"activation_function": "gelu", "tie_word_embeddings": True}
+_M2M100_DEFAULTS = {"activation_function": "relu", "tie_word_embeddings": True}
 _T5_DEFAULTS = {
     "relative_attention_num_buckets": 32,
     "relative_attention_max_distance": 128,
@@ -192,6 +208,7 @@ _T5_DEFAULTS = {
 FAMILIES = {
     "BartForConditionalGeneration": Family(bart, _BART_DEFAULTS, _prepare_bart),
     "MBartForConditionalGeneration": Family(mbart, _BART_DEFAULTS, _prepare_bart),
+    "M2M100ForConditionalGeneration": Family(m2m100, _M2M100_DEFAULTS, _prepare_bart),
     "MarianMTModel": Family(marian, _BART_DEFAULTS, _prepare_bart),
     "T5ForConditionalGeneration": Family(t5, _T5_DEFAULTS, _prepare_t5),
     "MT5ForConditionalGeneration": Family(t5, _T5_DEFAULTS, _prepare_t5),
@@ -200,7 +217,7 @@ FAMILIES = {
 
 def _bart_encoder(config: Config, **fields: Any) -> EncoderSpec:
     positions, names = int(config["max_position_embeddings"]), fields.pop("names", {})
-    is_learned = not fields.get("is_sinusoidal")
+    is_learned = not fields.get("sinusoids")
     return EncoderSpec(
         architecture=config["architectures"][0],
         hidden_size=int(config["d_model"]),
@@ -270,7 +287,14 @@ _ENCODERS: dict[str, Callable[[Config], EncoderSpec]] = {
     "MBartForConditionalGeneration": lambda c: _bart_encoder(
         c, names={**_EMBEDDING_NORM, "final_norm": "encoder.layer_norm"}, wiring="pre"
     ),
-    "MarianMTModel": lambda c: _bart_encoder(c, names={"embedding_norm": ""}, is_sinusoidal=True),
+    "MarianMTModel": lambda c: _bart_encoder(c, names={"embedding_norm": ""}, sinusoids="marian"),
+    "M2M100ForConditionalGeneration": lambda c: _bart_encoder(
+        {**_M2M100_DEFAULTS, **c},
+        names={"embedding_norm": "", "final_norm": "encoder.layer_norm"},
+        wiring="pre",
+        sinusoids="fairseq",
+        first_position=int(c["pad_token_id"]) + 1,
+    ),
     "T5ForConditionalGeneration": _t5_encoder,
     "MT5ForConditionalGeneration": _t5_encoder,
 }
