@@ -163,7 +163,8 @@ class Runner:
         self.model = match[1] if match else DEFAULT_MODEL
         data = {"QUIRE_DATA_DIR": str(self.folder / f"data-{time.monotonic_ns()}")}
         options = f"--port 0 --ready-file {ready}"
-        if "VLLM_PLUGINS" not in self.exports:  # a worker checks what resolvers of adapters find
+        # A worker checks adapters.
+        if "VLLM_PLUGINS" not in self.exports and "--lora-modules" not in source:
             options += " --no-worker"
         with log.open("wb") as output:
             self.server = subprocess.Popen(

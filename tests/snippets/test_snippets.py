@@ -48,9 +48,6 @@ ENDS = (
     # The folder that another program would have written isn't there.
     r"-FP8(-Dynamic)?/ is no folder here",
     r"there is no file '\./tests/fp8_kv/",
-    # Names the root of the hub's cache, not the adapter's folder; and the question to it.
-    r"The adapter has no file adapter_config\.json",
-    r"^000:5260: .*returned error: 404",
     # The tests' LLaVA names its image token in processor_config.json alone.
     r"^000:5365: .*this model's chat template takes text only",
     # Damaged in print.
