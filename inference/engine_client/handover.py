@@ -24,6 +24,8 @@ class PrefillPlanner:
     def __init__(self) -> None:
         #: Prompt prefix -> the incarnation that last answered it, in LRU order.
         self._prefixes: OrderedDict[bytes, str] = OrderedDict()
+        #: Media that were encoded for other replicas, by namespace and digest, in LRU order.
+        self._media: OrderedDict[bytes, None] = OrderedDict()
 
     def choose(
         self, flight: InFlightRequest, replicas: Sequence[Replica], decode: Replica, slack: int
@@ -47,9 +49,9 @@ class PrefillPlanner:
                 producers.append(replica)
             elif theirs.ec_role == EC_PRODUCER and encodes:
                 encoders.append(replica)
-        for encoder in encoders:
-            if encoder.load <= decode.load + slack:
-                return encoder
+        encoders = [encoder for encoder in encoders if encoder.load <= decode.load + slack]
+        if encoders and self._record_media(flight, decode.heartbeat):
+            return min(encoders, key=lambda encoder: encoder.load)
         if not producers:
             return None
         num_new_tokens = self._record_prefixes(flight, handover.step_tokens, decode.heartbeat)
@@ -59,6 +61,20 @@ class PrefillPlanner:
         if producer is None or producer.load > decode.load + slack:
             return None
         return producer
+
+    def _record_media(self, flight: InFlightRequest, beat: Heartbeat) -> bool:
+        """Whether a prompt has media that weren't encoded before. As many are remembered as there
+        are tokens in a replica's KV cache, at most.
+        """
+        is_new = False
+        for item in flight.request.media:
+            name = flight.key + item.digest
+            is_new = is_new or name not in self._media
+            self._media[name] = None
+            self._media.move_to_end(name)
+        while len(self._media) > max(1, beat.model.kv_capacity_tokens):
+            self._media.popitem(last=False)
+        return is_new
 
     def _record_prefixes(self, flight: InFlightRequest, stride: int, beat: Heartbeat) -> int:
         """Number of a prompt's tokens after the longest prefix that a replica has answered.

@@ -185,13 +185,14 @@ async def test_a_prompt_with_media_is_encoded_on_a_replica_that_does_nothing_els
     async with encoding(gateway) as (encoder, answering):
         tokens = await tokens_of(submit_picture(gateway))
         assert await tokens_of(submit_picture(gateway, has_picture=False)) == tokens
-    (encode,), (answer, other) = encoder.received, answering.received
+        assert await tokens_of(submit_picture(gateway)) == tokens  # it is in the tier by now
+    (encode,), (answer, other, again) = encoder.received, answering.received
     # Up to the picture's end.
     assert encode.prompt_token_ids == answer.prompt_token_ids[:7]
     assert encode.sampling.max_tokens == 1
     assert encode.media == answer.media
     assert encode.media_data == answer.media_data  # where it can't be loaded, it is encoded
-    assert (answer.prefilled, other.prefilled) == (True, False)
+    assert (answer.prefilled, other.prefilled, again.prefilled) == (True, False, False)
 
 
 async def test_media_whose_encoding_replica_dies_are_encoded_where_the_answer_is(
