@@ -327,7 +327,6 @@ CASES: dict[str, Case] = {
     "encoder bf16 head 64": lambda: of_encoder(64),
     "encoder bf16 head 72": lambda: of_encoder(72),
     "encoder bf16 head 80, windows": lambda: of_encoder(80, reach=64),
-    "encoder bf16 head 256": lambda: of_encoder(256),
     "encoder fp32 head 64": lambda: of_encoder(64, F32),
     "rope bf16": lambda: rotary(BF16, BF16, "none", norms=False, neox=True),
     "rope bf16, norms, e4m3 KV": lambda: rotary(BF16, E4M3, "tensor", norms=True, neox=False),

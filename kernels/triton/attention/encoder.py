@@ -82,15 +82,14 @@ def encoder_attention(
     q, k, v = (x if x.stride()[1:] == (size, 1) else x.contiguous() for x in (q, k, v))
     out = torch.empty((tokens, heads, size), dtype=q.dtype, device=q.device)
     padded = max(16, triton.next_power_of_2(size))
-    # What a program keeps in registers and doesn't spill, on compute capability 8.0 and 9.0.
-    rows = 64 if q.element_size() == 2 else 16
-    wide = padded * q.element_size() > 256
+    # Tiles that stay in the registers of all GPUs that are compiled for, of heads up to 128.
+    rows, keys = (64, 32) if padded * q.element_size() <= 128 else (16, 32)
     launch(
         encoder_attention_kernel,
         (tokens // length * heads, triton.cdiv(length, rows)),
         out, q, k, v, q.stride(0), k.stride(0), v.stride(0), length, size**-0.5,
-        HEADS=heads, SIZE=size, PADDED=padded, REACH=reach, ROWS=rows, KEYS=32 if wide else 64,
+        HEADS=heads, SIZE=size, PADDED=padded, REACH=reach, ROWS=rows, KEYS=keys,
         UPCAST=INTERPRETED,  # whose products of bfloat16 are wrong
-        num_warps=8 if wide else 4, num_stages=2,
+        num_warps=4, num_stages=2,
     )  # fmt: skip
     return out
