@@ -31,9 +31,13 @@ _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]*\w", re.ASCII)
 
 
 def default_name(source: str) -> str:
-    """Derive a model's name for clients: the hub id itself, or a folder's or file's last part."""
+    """Derive a model's name for clients: the hub id itself, or a folder's or file's last part, with
+    hyphens for what a name can't hold.
+    """
     path = Path(source).expanduser()
-    return source if _HUB_ID.fullmatch(source) and not path.exists() else path.resolve().name
+    if _HUB_ID.fullmatch(source) and not path.exists():
+        return source
+    return re.sub(r"[^A-Za-z0-9._:@-]+", "-", path.resolve().name).strip("._:@-") or "model"
 
 
 @dataclass(frozen=True)

@@ -398,3 +398,12 @@ def test_a_hub_id_is_its_models_name_and_a_folder_goes_by_its_own(
     assert default_name(str(tmp_path / "models" / "tiny")) == "tiny"
     assert default_name("models/tiny/") == "tiny"
     assert default_name("/models/none") == "none"
+    for folder, name in (
+        ("AI Models", "AI-Models"),
+        ("Llama (2)", "Llama-2"),
+        (".cache", "cache"),
+        ("qwen_", "qwen"),
+        ("模型", "model"),
+    ):
+        assert default_name(f"/models/{folder}") == name
+        ServedModel._meta.get_field("name").run_validators(name)
