@@ -45,7 +45,8 @@ class ModelCard:
     `max_model_len` is None until a replica has reported it. `alias_of`: the model that this name is
     an alias of, "" for a model's own name. `parent`: an adapter's base model, "" for a model;
     `digest`: of the adapter's current content. `fallbacks`: models that answer while it is down.
-    `wakes`: it is stopped while idle, and started by the next request.
+    `wakes`: it is stopped while idle, and started by the next request. `source`: what it was loaded
+    from, which no client is told.
     """
 
     id: str
@@ -58,6 +59,7 @@ class ModelCard:
     digest: str = ""
     fallbacks: tuple[str, ...] = ()
     wakes: bool = False
+    source: str = ""
 
 
 ModelCards = dict[str, ModelCard]
@@ -76,8 +78,8 @@ async def access_models(caller: Caller) -> list[ModelCard]:
 
 
 async def access_model(caller: Caller, name: str | None) -> ModelCard:
-    """The model with this name or alias; without a name the only one that the caller may use, or of
-    several the one that the instance was started with.
+    """The model with this name, alias or folder; without a name the only one that the caller may
+    use, or of several the one that the instance was started with.
 
     Raises:
         ModelNotFound: (404, `param` "model") it doesn't exist or the caller has no access.
@@ -105,6 +107,10 @@ def _match_name(tenant_cards: ModelCards, caller: Caller, name: str | None) -> M
     if name is None:
         return _single_model(cards)
     card = cards.get(name)
+    if card is None and name.startswith("/"):
+        # vLLM's name of a model that was started by its folder.
+        folder = name.rstrip("/")
+        card = next((model for model in cards.values() if model.source == folder), None)
     if card is not None and card.alias_of:
         card = cards.get(card.alias_of)
     if card is None:
@@ -222,6 +228,7 @@ def _cards_of(model: ServedModel) -> list[ModelCard]:
         max_model_len=model.max_model_len,
         fallbacks=tuple(model.fallbacks),
         wakes=model.idle_minutes > 0,
+        source=model.source,
     )
     return [card, *(replace(card, id=name, alias_of=model.name) for name in model.aliases)]
 

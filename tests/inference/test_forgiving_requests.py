@@ -58,6 +58,18 @@ async def test_of_several_the_one_that_the_server_started_with_needs_no_name(
     assert reply.json().get("model", "fake") == "fake"
 
 
+async def test_a_models_folder_is_a_name_of_it_too(served: Gateway) -> None:
+    """As vLLM names a model that it was started with by its folder."""
+    await asyncio.to_thread(ServedModel.objects.filter(name="fake").update, source="/models/fake")
+    access.clear_cache()
+    for name, status in (("/models/fake", 200), ("/models/fake/", 200), ("/models", 404)):
+        reply = await served.client.post("/v1/completions", {"model": name, "prompt": "hello"})
+        assert reply.status == status, reply.body
+    listed = (await served.client.get("/v1/models")).json()["data"]
+    assert [model["id"] for model in listed] == ["fake"]
+    assert "/models" not in str(listed)
+
+
 async def test_a_key_without_the_first_model_gets_its_own(served: Gateway, settings: Any) -> None:
     settings.QUIRE = settings.QUIRE.replace(default_model="somebody-elses")
     reply = await served.client.post("/v1/completions", {"prompt": "hello"})
