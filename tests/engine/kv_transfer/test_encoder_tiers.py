@@ -186,7 +186,8 @@ def test_another_replica_reads_what_an_encoder_made_of_a_picture(
     FAMILIES[family](folder)
     image = f"<|vision_start|>{IMAGE_TOKEN}<|vision_end|>" if "qwen" in family else IMAGE_TOKEN
     one, two = picture(1, 60, 40), picture(2, 90, 40)
-    first = [{"prompt": f"{image} was here.", "multi_modal_data": {"image": one}}]
+    # Up to the picture's end, as the gateway sends it to a replica that encodes.
+    first = [{"prompt": IMAGE_TOKEN, "multi_modal_data": {"image": one}}]
     second = [{"prompt": f"See {image}", "multi_modal_data": {"image": one}}]
     other = [{"prompt": f"See {image}", "multi_modal_data": {"image": two}}]
     baseline_llm = LLM(str(folder), dtype="float32", num_gpu_blocks_override=256)
