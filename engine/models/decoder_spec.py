@@ -652,7 +652,12 @@ class DecoderSpec:
 #: How many there are, in config.json.
 COUNT = "num_nextn_predict_layers"
 #: Families of which they are run.
-FAMILIES = ("DeepseekV3ForCausalLM", "Glm4MoeForCausalLM", "Glm4MoeLiteForCausalLM")
+FAMILIES = (
+    "DeepseekV3ForCausalLM",
+    "DeepseekV32ForCausalLM",
+    "Glm4MoeForCausalLM",
+    "Glm4MoeLiteForCausalLM",
+)
 
 
 def num_mtp_layers(config: dict[str, Any]) -> int:

@@ -73,8 +73,10 @@ def test_drafts_are_the_equations_whatever_was_cached_cut_or_accepted(
     llm.core.check_integrity()
 
 
-def test_the_layer_of_a_family_whose_layers_are_named_by_kind(tmp_path: Path) -> None:
-    folder = with_drafts("glm4_moe_lite", tmp_path)
+@pytest.mark.parametrize("recipe", ["glm4_moe_lite", "deepseek_v32"])
+def test_drafts_by_the_layers_of_other_families_change_no_text(recipe: str, tmp_path: Path) -> None:
+    """One names its layers by kind, the other's choose the tokens that they attend to."""
+    folder = with_drafts(recipe, tmp_path)
     asked = [list(range(4, 40)), [9] * 7]
     llm = drafting(folder)
     drafted = llm.generate(asked, MIXED["greedy"], use_tqdm=False)

@@ -7,7 +7,9 @@ from pathlib import Path
 import pytest
 
 from engine import LLM, SamplingParams
+from engine.contract.engine_config import EngineConfig
 from engine.models.decoder import NativeDecoder
+from engine.worker.gpu.setup import warm_up_kernels
 from kernels.triton import TritonKernels
 from tests.survey.foreign import FOREIGN
 from tests.survey.published import PUBLISHED
@@ -45,3 +47,17 @@ def test_greedy_tokens_equal_those_of_transformers(name: str, forced: None, tmp_
     hits = llm.core.snapshot().prefix_cache_hits_total
     assert tokens(llm, [AGAIN]) == [oracle.greedy(AGAIN, 2)]
     assert llm.core.snapshot().prefix_cache_hits_total - hits == 8
+
+
+def test_kernels_are_warmed_up_with_a_state_that_nobody_reads(forced: None, tmp_path: Path) -> None:
+    _, folder, _ = make(RECIPES["lfm2"], tmp_path)
+    llm = LLM(
+        str(folder), device="cpu", dtype="float32", num_gpu_blocks_override=40, max_model_len=64,
+        enable_prefix_caching=False,
+    )  # fmt: skip
+    expected = tokens(llm, PROMPTS[1:])
+    worker = llm.core.executor.worker
+    lengths = worker.capacity.layout.table_lengths(64, 16)
+    config = EngineConfig(model=str(folder), max_num_seqs=2)
+    warm_up_kernels(worker.loaded.model, config, 4, lengths, worker.loaded.spec.vocab_size)
+    assert tokens(llm, PROMPTS[1:]) == expected
