@@ -289,7 +289,9 @@ class EngineClient:
         if prefill is not None:
             message = flight.assign_prefill(prefill.heartbeat, prefill.kv_address)
             if prefill.kv_address:
-                follow = FollowPrefill(request=flight.prefill_to_follow())
+                follow = FollowPrefill(
+                    request=msgspec.structs.replace(message, kv_peer=flight.kv_peer, media_data={})
+                )
                 # One that is lost costs time alone: the blocks are read once all are computed.
                 self._inbox.post(replica.heartbeat.replica_id, follow, lambda _: None)
             replica = prefill

@@ -209,12 +209,6 @@ class InFlightRequest:
             isolated=self.runs_isolated,
         )
 
-    def prefill_to_follow(self) -> EngineRequest:
-        """The request whose blocks the prefill replica computes, for the one that decodes."""
-        return msgspec.structs.replace(
-            self.request, request_id=self.engine_id, kv_peer=self.kv_peer, media_data={}
-        )
-
     def finish_prefill(self, delta: TokenDelta) -> None:
         """The prefill replica has computed the prompt, or failed to."""
         self.num_prefill_cached_tokens = delta.num_cached_tokens
