@@ -205,7 +205,7 @@ class PeerTier(StorageTier):
         except OSError as error:
             log.warning("KV blocks can't be sent: %s", error)
             self.count_failure("write_error")
-        finally:
+            # Else it asks again for those that aren't there yet: their leases end by themselves.
             self._records.release(keys)
 
 

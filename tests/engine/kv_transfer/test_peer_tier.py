@@ -127,6 +127,18 @@ def test_leased_blocks_stay_until_they_are_sent(producer: PeerTier, consumer: Pe
     assert not any(key(seed) in producer for seed in leased)
 
 
+@pytest.mark.usefixtures("patient_peers")
+def test_who_asks_too_early_ends_no_lease(producer: PeerTier, consumer: PeerTier) -> None:
+    keys = [key(seed) for seed in range(3)]
+    producer.write(keys[0], small(0), "n", "a")
+    assert read(consumer, [0, 1, 2], producer.address) == 1
+    for seed in (1, 2):
+        producer.write(keys[seed], small(seed), "n", "a")
+    for seed in range(100, 140):
+        producer.write(key(seed), small(seed), "n", "a")
+    assert read(consumer, [1, 2], producer.address) == 2
+
+
 def test_leased_blocks_are_free_once_the_lease_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 100.0
     monkeypatch.setattr(time, "monotonic", lambda: now)
