@@ -1,8 +1,9 @@
 """Words that identifiers must not contain, and replacements: `python -m tools.names`.
 
 A word counts as a whole identifier and as its first or last part: `found`, `found_key`,
-`key_found`. Only definitions are checked: functions, classes, parameters, variables, attributes.
-A test's name is a sentence, which may have any word.
+`key_found`. Only definitions are checked: functions, classes, parameters, variables, attributes;
+of the console's scripts all names but properties. A test's name is a sentence, which may have any
+word.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
+SCRIPTS = ROOT / "platform/console/static/console/js"
 PACKAGES = (
     "platform",
     "inference",
@@ -133,6 +135,16 @@ ALLOWED = {
 }
 
 
+#: What holds no names: regular expressions, comments, strings.
+_JS_TEXT = re.compile(
+    r"(?:(?<=[=(,:] )|(?<=\())/(?![/*])(?:\\.|\[(?:\\.|[^\]\\\n])*\]|[^/\\\n])+/"
+    r"|//[^\n]*|/\*.*?\*/|\"(?:\\.|[^\"\\])*\"|'(?:\\.|[^'\\])*'|`(?:\\.|[^`\\])*`",
+    re.DOTALL,
+)
+#: A name that follows no dot, so isn't a property, and no colon follows, so isn't a key.
+_JS_NAME = re.compile(r"(?:(?<![.\w$])|(?<=\.\.\.))#?([A-Za-z_$][\w$]*)(?![\w$]|\s*:)")
+
+
 def find_word(name: str) -> str | None:
     """Return the word that the identifier should not contain, or None."""
     snake = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).lower().strip("_")
@@ -161,6 +173,14 @@ def definitions(tree: ast.AST) -> Iterator[tuple[str, int]]:
                 yield name, node.lineno
 
 
+def script_names(source: str) -> Iterator[tuple[str, int]]:
+    """Yield the names in a JavaScript module, and their lines."""
+    code = _JS_TEXT.sub(lambda match: re.sub(r"[^\n]", " ", match[0]), source)
+    for number, line in enumerate(code.split("\n"), 1):
+        for match in _JS_NAME.finditer(line):
+            yield match[1], number
+
+
 def main() -> int:
     """Print the identifiers that have such a word; the exit status is 1 if there are any."""
     status = 0
@@ -174,6 +194,11 @@ def main() -> int:
                 continue
             if word and ALLOWED.keys().isdisjoint((name.strip("_"), f"{file}:{name}")):
                 print(f"{file}:{line}: {name}: write {WORDS[word]}")
+                status = 1
+    for path in sorted(SCRIPTS.rglob("*.js")):
+        for name, line in script_names(path.read_text(encoding="utf-8")):
+            if word := find_word(name):
+                print(f"{path.relative_to(ROOT)}:{line}: {name}: write {WORDS[word]}")
                 status = 1
     return status
 

@@ -6,30 +6,30 @@ import { askOnNews } from "./live/ask.js";
 
 const page = document.querySelector("[data-batches]");
 
-function part(place, name) {
-  return place.querySelector(`[data-part="${name}"]`);
+function part(card, name) {
+  return card.querySelector(`[data-part="${name}"]`);
 }
 
 function show(batch) {
-  const place = document.querySelector(`[data-batch="${CSS.escape(batch.id)}"]`);
-  if (!place) return false;
-  const status = part(place, "status");
-  const ended = status.textContent !== batch.status;
+  const card = document.querySelector(`[data-batch="${CSS.escape(batch.id)}"]`);
+  if (!card) return false;
+  const status = part(card, "status");
+  const isChanged = status.textContent !== batch.status;
   status.textContent = batch.status;
   status.dataset.state = batch.status;
-  part(place, "meter").value = batch.percent;
-  part(place, "left").textContent = batch.left;
-  part(place, "done").textContent = `${count(batch.completed)} of ${count(batch.total)}`;
-  part(place, "failed").textContent = count(batch.failed);
-  return ended && !batch.open;
+  part(card, "meter").value = batch.percent;
+  part(card, "left").textContent = batch.left;
+  part(card, "done").textContent = `${count(batch.completed)} of ${count(batch.total)}`;
+  part(card, "failed").textContent = count(batch.failed);
+  return isChanged && !batch.open;
 }
 
 if (page) {
   const tenant = new URL(page.dataset.batches, location.href).searchParams.get("tenant");
   askOnNews(page.dataset.batches, [["batches", tenant]], {
     data: ({ batches }) => {
-      const ended = batches.map(show).some(Boolean); // it now has files, which a reload shows
-      if (ended) reload();
+      const anyFinished = batches.map(show).some(Boolean); // it now has files, which a reload shows
+      if (anyFinished) reload();
     },
     loggedOut: () => location.reload(),
   });

@@ -6,7 +6,7 @@ import { HTTP_SNIPPETS } from "./lib/http_snippets.js";
 import { ROOT } from "./lib/root.js";
 import { send } from "./playground/server.js";
 
-const MOST_CHARS = 200_000; // of an answer that's shown
+const MAX_CHARS = 200_000; // of an answer that's shown
 
 /* -- opening the operation in the URL -- */
 
@@ -55,7 +55,7 @@ function addLanguages(operation) {
       const body = form.querySelector("[data-body]")?.value;
       const request = { method: operation.dataset.method.toUpperCase(), url: location.origin + addressOf(form), body };
       code.textContent = HTTP_SNIPPETS[language]?.(request) ?? curl;
-      for (const each of choices) each.setAttribute("aria-pressed", String(each === choice));
+      for (const option of choices) option.setAttribute("aria-pressed", String(option === choice));
     };
     const choice = el("button", { type: "button", "aria-pressed": String(language === "curl"), on: { click } }, language);
     return choice;
@@ -143,9 +143,9 @@ async function show(response, log) {
   let text = "";
   for (let { value, done } = await reader.read(); !done; { value, done } = await reader.read()) {
     text += value;
-    if (text.length > MOST_CHARS) {
+    if (text.length > MAX_CHARS) {
       await reader.cancel();
-      text = `${text.slice(0, MOST_CHARS)}\n… cut off here.`;
+      text = `${text.slice(0, MAX_CHARS)}\n… cut off here.`;
       break;
     }
     log.textContent = text;

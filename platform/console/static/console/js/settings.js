@@ -10,14 +10,14 @@ function narrow() {
   const words = find.value.toLowerCase().split(/\s+/).filter(Boolean);
   let count = 0;
   for (const group of document.querySelectorAll("[data-group]")) {
-    let here = 0;
+    let numVisible = 0;
     for (const row of group.querySelectorAll("tr[data-words]")) {
       const fits = words.every((word) => row.dataset.words.includes(word));
       row.hidden = !fits || (onlySet.checked && !row.dataset.set);
-      here += row.hidden ? 0 : 1;
+      numVisible += row.hidden ? 0 : 1;
     }
-    group.hidden = here === 0;
-    count += here;
+    group.hidden = numVisible === 0;
+    count += numVisible;
   }
   byId("found").textContent = words.length || onlySet.checked ? plural(count, "setting") : "";
 }

@@ -14,11 +14,11 @@ export async function dropped(transfer) {
 /** The files of a folder without its subfolders. The reader returns them in batches, the last one empty. */
 async function filesOf(folder) {
   const reader = folder.createReader();
-  const found = [];
+  const files = [];
   for (;;) {
     const part = await new Promise((resolve, reject) => reader.readEntries(resolve, reject));
     if (!part.length) break;
-    found.push(...part.filter((entry) => entry.isFile));
+    files.push(...part.filter((entry) => entry.isFile));
   }
-  return Promise.all(found.map((entry) => new Promise((resolve, reject) => entry.file(resolve, reject))));
+  return Promise.all(files.map((entry) => new Promise((resolve, reject) => entry.file(resolve, reject))));
 }

@@ -6,7 +6,7 @@ import { dropped } from "./dropped.js";
 import { Stopped, Upload } from "./upload.js";
 
 const NEEDED = ["adapter_config.json", "adapter_model.safetensors"];
-const WANTED = [
+const ADAPTER_FILES = [
   ...NEEDED,
   "new_embeddings.safetensors",
   "tokenizer.json",
@@ -16,7 +16,7 @@ const WANTED = [
   "chat_template.jinja",
   "chat_template.json",
 ];
-const ALONE = /\.(gguf|zip)$/i;
+const SINGLE_FILE = /\.(gguf|zip)$/i;
 
 export class UploadForm {
   #form;
@@ -40,11 +40,11 @@ export class UploadForm {
     return this.#upload !== null || this.#files.length > 0;
   }
 
-  #listenForDrops(place) {
-    for (const [event, over] of [["dragover", true], ["dragleave", false], ["drop", false]]) {
-      place.addEventListener(event, (drag) => {
+  #listenForDrops(target) {
+    for (const [event, isHovered] of [["dragover", true], ["dragleave", false], ["drop", false]]) {
+      target.addEventListener(event, (drag) => {
         drag.preventDefault();
-        place.classList.toggle("over", over);
+        target.classList.toggle("over", isHovered);
         if (event === "drop") dropped(drag.dataTransfer).then((files) => this.#choose(files));
       });
     }
@@ -52,10 +52,10 @@ export class UploadForm {
 
   /** Select the files of a folder that belong to an adapter. */
   #choose(list) {
-    const found = [...list];
-    const alone = found.find((file) => ALONE.test(file.name));
-    const pair = found.filter((file) => WANTED.includes(file.name));
-    const chosen = pair.some((file) => NEEDED.includes(file.name)) ? pair : alone ? [alone] : found;
+    const files = [...list];
+    const single = files.find((file) => SINGLE_FILE.test(file.name));
+    const pair = files.filter((file) => ADAPTER_FILES.includes(file.name));
+    const chosen = pair.some((file) => NEEDED.includes(file.name)) ? pair : single ? [single] : files;
     const several = new Set(chosen.map((file) => file.name)).size < chosen.length;
     this.#files = several ? [] : chosen;
     byId("chosen").replaceChildren(

@@ -18,9 +18,9 @@ function signatureOf({ versions }) {
 function show(adapters) {
   let stale = false;
   for (const adapter of adapters) {
-    for (const place of document.querySelectorAll(`[data-adapter="${adapter.id}"]`)) {
-      stale ||= place.dataset.signature !== signatureOf(adapter);
-      const cell = place.querySelector("[data-lies]");
+    for (const entry of document.querySelectorAll(`[data-adapter="${adapter.id}"]`)) {
+      stale ||= entry.dataset.signature !== signatureOf(adapter);
+      const cell = entry.querySelector("[data-lies]");
       if (cell) showTiers(cell, adapter);
     }
     const lying = document.querySelector(`[data-lying="${adapter.id}"]`);
@@ -45,9 +45,9 @@ function spotText({ version, replica, bytes, running, waiting, pinned }) {
   return ` ${where}, ${running} running, ${waiting} waiting${pinned ? ", pinned" : ""}`;
 }
 
-function showSpots(place, { residency }) {
+function showSpots(entry, { residency }) {
   const spots = Object.values(residency).flat();
-  place.replaceChildren(
+  entry.replaceChildren(
     ...spots.map((spot) => el("p", { class: "spot" }, tier(spot.tier), spotText(spot))),
   );
 }
@@ -65,8 +65,8 @@ if (promoting) {
   const share = byId("promote-share");
   const say = () => {
     byId("promote-said").textContent = `${share.value} %`;
-    const whole = share.value === "100";
-    promoting.querySelector("button").textContent = whole ? "Promote" : "Start the canary";
+    const isFull = share.value === "100";
+    promoting.querySelector("button").textContent = isFull ? "Promote" : "Start the canary";
   };
   share.addEventListener("input", say);
   say();

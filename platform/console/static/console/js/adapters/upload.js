@@ -1,6 +1,6 @@
 /** Uploads a file in chunks; after a lost connection, resumes at the server's offset. */
 
-const PIECE = 8 * 1024 * 1024;
+const CHUNK_BYTES = 8 * 1024 * 1024;
 const PATIENCE = 8;
 const pause = (ms) => new Promise((resolve) => setTimeout(resolve, ms));
 
@@ -43,13 +43,13 @@ export class Upload {
 
   async #run(about, files, progress) {
     const sizes = Object.fromEntries(files.map((file) => [file.name, file.size]));
-    const begun = await this.#ask("POST", "", JSON.stringify({ ...about, files: sizes }));
-    this.#id = begun.id;
+    const upload = await this.#ask("POST", "", JSON.stringify({ ...about, files: sizes }));
+    this.#id = upload.id;
     const total = files.reduce((sum, file) => sum + file.size, 0);
-    let before = 0;
+    let doneBytes = 0;
     for (const file of files) {
-      await this.#send(file, (sent, waiting) => progress((before + sent) / total, waiting));
-      before += file.size;
+      await this.#send(file, (sent, waiting) => progress((doneBytes + sent) / total, waiting));
+      doneBytes += file.size;
     }
     const version = await this.#ask("POST", `${this.#id}/finish/`);
     this.#id = null;
@@ -60,7 +60,7 @@ export class Upload {
     let offset = 0;
     while (offset < file.size) {
       try {
-        offset = await this.#piece(file, offset);
+        offset = await this.#sendChunk(file, offset);
         this.#failures = 0;
         progress(offset, false);
       } catch (error) {
@@ -69,24 +69,24 @@ export class Upload {
         if (this.#failures > PATIENCE) throw error;
         progress(offset, true);
         await pause(Math.min(15_000, 500 * 2 ** this.#failures));
-        offset = await this.#there(file, offset);
+        offset = await this.#storedOffset(file, offset);
       }
     }
   }
 
-  async #piece(file, offset) {
+  async #sendChunk(file, offset) {
     const path = `${this.#id}/files/${encodeURIComponent(file.name)}/`;
-    const answer = await this.#fetch("PATCH", path, file.slice(offset, offset + PIECE), {
+    const answer = await this.#fetch("PATCH", path, file.slice(offset, offset + CHUNK_BYTES), {
       "Content-Type": "application/octet-stream",
       "Upload-Offset": String(offset),
     });
-    const there = answer.headers.get("Upload-Offset");
-    if (answer.status === 409 && there !== null) return Number(there);
+    const offsetHeader = answer.headers.get("Upload-Offset");
+    if (answer.status === 409 && offsetHeader !== null) return Number(offsetHeader);
     return (await this.#read(answer)).files[file.name].offset;
   }
 
   /** The file's offset on the server, or the last known one while the server can't be reached. */
-  async #there(file, offset) {
+  async #storedOffset(file, offset) {
     try {
       return (await this.#ask("GET", `${this.#id}/`)).files[file.name].offset;
     } catch (error) {

@@ -8,21 +8,21 @@ import { follow } from "../live/live.js";
 const root = document.getElementById("fairness");
 
 if (root) {
-  const share = new Chart("Share of all tokens", { format: percent, stacked: true, most: 1 });
-  const each = new Chart("Tokens a second per weight of 1", { format: (v) => `${rate(v)}/s` });
-  root.append(share.element, each.element);
+  const share = new Chart("Share of all tokens", { format: percent, stacked: true, max: 1 });
+  const perWeight = new Chart("Tokens a second per weight of 1", { format: (v) => `${rate(v)}/s` });
+  root.append(share.element, perWeight.element);
   let asked = 0;
 
-  const show = ({ at, step, seconds, tenants, whole }) => {
-    share.element.hidden = !whole; // no shares without the total
-    const all = at.map((_, i) => tenants.reduce((sum, { tokens }) => sum + tokens[i], 0));
-    share.show(at, step, tenants.map(({ name, tokens }, n) => ({
+  const show = ({ at: times, step, seconds, tenants, whole: hasTotal }) => {
+    share.element.hidden = !hasTotal; // no shares without the total
+    const all = times.map((_, i) => tenants.reduce((sum, { tokens }) => sum + tokens[i], 0));
+    share.show(times, step, tenants.map(({ name, tokens }, n) => ({
       name, tone: Math.min(n, 8), values: tokens.map((value, i) => (all[i] ? value / all[i] : null)),
     })));
-    each.show(at, step, tenants.filter(({ weight }) => weight).map(({ name, tokens, weight }, n) => ({
+    perWeight.show(times, step, tenants.filter(({ weight }) => weight).map(({ name, tokens, weight }, n) => ({
       name, tone: Math.min(n, 8), values: tokens.map((value, i) => value / seconds[i] / weight),
     })));
-    asked = at.at(-1) + seconds.at(-1);
+    asked = times.at(-1) + seconds.at(-1);
   };
 
   const ask = async () => {

@@ -24,9 +24,9 @@ export class Cells {
   }
 
   /** Apply a frame of the socket. Returns whether all cells must be redrawn. */
-  take(frame, now) {
-    const whole = Boolean(frame.whole) || frame.num_cells !== this.count;
-    if (whole) {
+  update(frame, now) {
+    const isComplete = Boolean(frame.whole) || frame.num_cells !== this.count;
+    if (isComplete) {
       const evicted = this.totalEvicted;
       this.clear(frame.num_cells);
       this.totalEvicted = evicted;
@@ -35,7 +35,7 @@ export class Cells {
     for (const [cell, refs, cached, owner, users, adapter, tier, media] of frame.blocks) {
       if (cell >= this.count) continue;
       const other = this.owner[cell] && this.owner[cell] !== frame.words[owner];
-      if (!whole && this.cached[cell] && (!cached || other)) this.evicted[cell] = now;
+      if (!isComplete && this.cached[cell] && (!cached || other)) this.evicted[cell] = now;
       this.refs[cell] = refs;
       this.cached[cell] = cached;
       this.owner[cell] = frame.words[owner];
@@ -49,7 +49,7 @@ export class Cells {
     this.totalEvicted += frame.evicted ?? 0;
     this.sums = frame;
     this.tenants = frame.tenants;
-    return whole;
+    return isComplete;
   }
 
   #empty(cell, now) {
@@ -62,9 +62,9 @@ export class Cells {
   }
 
   /** Describe a cell. */
-  describe(cell, { own, blockSize }) {
+  describe(cell, { ofTenant, blockSize }) {
     const state = this.refs[cell] ? "in use" : this.cached[cell] ? "kept in the cache, free to reuse" : "free";
-    if (own && !this.owner[cell]) return `Block ${cell}: not yours; its content isn't shown`;
+    if (ofTenant && !this.owner[cell]) return `Block ${cell}: not yours; its content isn't shown`;
     const parts = [`Block ${cell} of ${blockSize} tokens: ${state}`];
     if (this.owner[cell]) parts.push(`of ${this.owner[cell]}`);
     if (this.refs[cell] > 1) parts.push(`shared by ${this.refs[cell]} sequences`);
@@ -79,13 +79,13 @@ export class Cells {
   /** Count the cells in each state. */
   counts() {
     let used = 0;
-    let kept = 0;
+    let cached = 0;
     let shared = 0;
     for (let cell = 0; cell < this.count; cell += 1) {
       if (this.refs[cell]) used += 1;
-      else if (this.cached[cell]) kept += 1;
+      else if (this.cached[cell]) cached += 1;
       if (this.refs[cell] > 1) shared += 1;
     }
-    return { used, kept, shared };
+    return { used, cached, shared };
   }
 }

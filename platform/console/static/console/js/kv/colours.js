@@ -19,22 +19,22 @@ export function palette() {
 
 /** Assigns the next palette colour to each new name, and then hues that are far apart. */
 export class Names {
-  #known = new Map();
+  #indexes = new Map();
 
   colour(name, colours) {
-    let place = this.#known.get(name);
-    if (place === undefined) {
-      if (this.#known.size > 5000) this.#known.clear();
-      place = this.#known.size;
-      this.#known.set(name, place);
+    let index = this.#indexes.get(name);
+    if (index === undefined) {
+      if (this.#indexes.size > 5000) this.#indexes.clear();
+      index = this.#indexes.size;
+      this.#indexes.set(name, index);
     }
     const { pigments } = colours;
-    return place < pigments.length ? pigments[place] : `hsl(${(place * 137.5) % 360} 45% 50%)`;
+    return index < pigments.length ? pigments[index] : `hsl(${(index * 137.5) % 360} 45% 50%)`;
   }
 
   /** The first few names with their colours. */
-  list(colours, names, most = 12) {
-    return [...names].slice(0, most).map((name) => [name, this.colour(name, colours)]);
+  list(colours, names, limit = 12) {
+    return [...names].slice(0, limit).map((name) => [name, this.colour(name, colours)]);
   }
 }
 

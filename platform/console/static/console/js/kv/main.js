@@ -11,11 +11,11 @@ const SUMS_MS = 500;
 
 function start(section) {
   const { socket, tenant, replica } = section.dataset;
-  const own = tenant !== "";
+  const ofTenant = tenant !== "";
   const canvas = byId("kv-cells");
   const cells = new Cells();
   const names = new Names();
-  let by = own ? "request" : "tenant";
+  let by = ofTenant ? "request" : "tenant";
   const map = new CellMap(canvas, cells, names, by);
   let sums = 0;
   let pointed = -1;
@@ -23,23 +23,23 @@ function start(section) {
   const show = () => {
     sums = 0;
     legend(cells, names, map.colours, by);
-    tiles(cells, own);
-    tenants(cells.tenants, own);
+    tiles(cells, ofTenant);
+    tenants(cells.tenants, ofTenant);
     if (pointed >= 0) tell(pointed);
   };
   const tell = (cell) => {
     pointed = cell;
-    if (cell >= 0) byId("kv-told").textContent = cells.describe(cell, { own, blockSize: cells.sums.block_size });
+    if (cell >= 0) byId("kv-told").textContent = cells.describe(cell, { ofTenant, blockSize: cells.sums.block_size });
   };
   for (const button of section.querySelectorAll("[data-colour]")) {
     button.addEventListener("click", () => {
       by = button.dataset.colour;
-      for (const each of section.querySelectorAll("[data-colour]")) each.setAttribute("aria-pressed", String(each === button));
+      for (const choice of section.querySelectorAll("[data-colour]")) choice.setAttribute("aria-pressed", String(choice === button));
       map.colourBy(by);
       show();
     });
   }
-  canvas.addEventListener("pointermove", (event) => tell(map.at(event)));
+  canvas.addEventListener("pointermove", (event) => tell(map.cellAt(event)));
   canvas.addEventListener("keydown", (event) => {
     const step = { ArrowRight: 1, ArrowLeft: -1, ArrowDown: map.columns, ArrowUp: -map.columns }[event.key];
     if (step === undefined || !cells.count) return;
@@ -48,7 +48,7 @@ function start(section) {
   });
   new Stream(socket, { replica, tenant }, {
     frame(frame) {
-      if (cells.take(frame, performance.now())) map.again();
+      if (cells.update(frame, performance.now())) map.again();
       else map.draw();
       section.dataset.frames = String(Number(section.dataset.frames ?? 0) + 1);
       if (!sums) sums = setTimeout(show, SUMS_MS);
@@ -77,41 +77,41 @@ function legend(cells, names, colours, by) {
   } else if (by === "age") {
     entries.push(["just now", colours.ramp[3]], ["15 s ago", colours.ramp[2]], ["half", colours.ramp[1]], ["longer", colours.ramp[0]]);
   } else {
-    const found = new Set();
+    const visible = new Set();
     for (let cell = 0; cell < cells.count; cell += 1) {
-      if (by === "tenant" && cells.owner[cell] && (cells.refs[cell] || cells.cached[cell])) found.add(cells.owner[cell]);
-      if (by === "request" && cells.users[cell]) found.add(cells.users[cell][0]);
-      if (by === "adapter" && (cells.refs[cell] || cells.cached[cell])) found.add(cells.adapter[cell] || "the base model");
+      if (by === "tenant" && cells.owner[cell] && (cells.refs[cell] || cells.cached[cell])) visible.add(cells.owner[cell]);
+      if (by === "request" && cells.users[cell]) visible.add(cells.users[cell][0]);
+      if (by === "adapter" && (cells.refs[cell] || cells.cached[cell])) visible.add(cells.adapter[cell] || "the base model");
     }
-    entries.push(...names.list(colours, found));
+    entries.push(...names.list(colours, visible));
   }
   entries.push(["small: kept in the cache, free to reuse", colours.kept], ["free", colours.free], ["evicted just now", colours.evicted]);
   byId("kv-legend").replaceChildren(...entries.map(([text, colour]) => el("li", {}, swatch(colour), text)));
 }
 
-function tiles(cells, own) {
-  const { used, kept, shared } = cells.counts();
-  const rest = cells.count - used - kept;
-  const told = [
+function tiles(cells, ofTenant) {
+  const { used, cached, shared } = cells.counts();
+  const rest = cells.count - used - cached;
+  const figures = [
     ["In use", used],
-    ["Kept in the cache", kept],
-    [own ? "Others' or empty" : "Empty", rest],
+    ["Kept in the cache", cached],
+    [ofTenant ? "Others' or empty" : "Empty", rest],
     ["Shared", shared],
     ["Evicted since opening", cells.totalEvicted],
   ];
   byId("kv-sums").replaceChildren(
-    ...told.map(([name, count]) => el("div", {}, el("dt", {}, name), el("dd", {}, count.toLocaleString("en")))),
+    ...figures.map(([name, count]) => el("div", {}, el("dt", {}, name), el("dd", {}, count.toLocaleString("en")))),
   );
 }
 
-function tenants(found, own) {
-  const rows = found.map((each) =>
+function tenants(usages, ofTenant) {
+  const rows = usages.map((usage) =>
     el(
       "tr",
       {},
-      el("th", { scope: "row", class: "name" }, each.name || "–"),
-      ...["used", ...(own ? [] : ["free"]), "reserved", "maximum", "running", "waiting"].map((name) =>
-        el("td", { class: "end" }, each[name].toLocaleString("en")),
+      el("th", { scope: "row", class: "name" }, usage.name || "–"),
+      ...["used", ...(ofTenant ? [] : ["free"]), "reserved", "maximum", "running", "waiting"].map((name) =>
+        el("td", { class: "end" }, usage[name].toLocaleString("en")),
       ),
     ),
   );

@@ -60,7 +60,7 @@ export class CellMap {
   }
 
   /** The cell at a position on the page, or -1. */
-  at(event) {
+  cellAt(event) {
     const box = this.#canvas.getBoundingClientRect();
     const column = Math.floor((event.clientX - box.left) / this.#side);
     const row = Math.floor((event.clientY - box.top) / this.#side);
@@ -88,8 +88,8 @@ export class CellMap {
   #fit() {
     const width = this.#canvas.parentElement.clientWidth - 16;
     const count = Math.max(1, this.#cells.count);
-    const wanted = Math.floor(Math.sqrt((width * Math.min(520, innerHeight * 0.6)) / count));
-    this.#side = Math.max(SMALLEST, Math.min(LARGEST, wanted));
+    const idealSide = Math.floor(Math.sqrt((width * Math.min(520, innerHeight * 0.6)) / count));
+    this.#side = Math.max(SMALLEST, Math.min(LARGEST, idealSide));
     this.#columns = Math.max(1, Math.floor(width / this.#side));
     const height = Math.ceil(count / this.#columns) * this.#side;
     const ratio = devicePixelRatio || 1;

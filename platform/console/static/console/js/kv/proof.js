@@ -15,7 +15,7 @@ export function proof(form, result) {
     try {
       result.replaceChildren(...(await ask(form)));
     } catch (error) {
-      result.replaceChildren(said("failed", `The requests could not be made: ${error.message}`));
+      result.replaceChildren(verdictText("failed", `The requests could not be made: ${error.message}`));
     } finally {
       button.disabled = false;
     }
@@ -29,17 +29,17 @@ async function ask(form) {
     headers: { "Content-Type": "application/json", "X-CSRFToken": values.csrfmiddlewaretoken },
     body: JSON.stringify({ tenant: values.tenant, other: values.other, model: values.model }),
   });
-  const told = await response.json();
-  if (!response.ok) return [said("failed", told.error.message)];
-  return [said(told.verdict, told.conclusion), table(told.steps)];
+  const report = await response.json();
+  if (!response.ok) return [verdictText("failed", report.error.message)];
+  return [verdictText(report.verdict, report.conclusion), table(report.steps)];
 }
 
-function said(verdict, text) {
+function verdictText(verdict, text) {
   return el("p", { class: "proof-said", dataset: { verdict } }, text);
 }
 
 function table(steps) {
-  const head = COLUMNS.map((name, at) => el("th", { scope: "col", class: at > 1 ? "end" : "" }, name));
+  const head = COLUMNS.map((name, column) => el("th", { scope: "col", class: column > 1 ? "end" : "" }, name));
   const rows = steps.map((step) =>
     el(
       "tr",

@@ -5,22 +5,22 @@ const FINAL = { 4401: "Log in again.", 4403: "This page may not open the map.", 
 
 export class Stream {
   #path;
-  #wanted;
+  #subscription;
   #on;
   #socket = null;
   #pause = 500;
 
-  /** `wanted`: {replica, tenant}. `on`: {frame(frame), state(word, live)}. */
-  constructor(path, wanted, on) {
+  /** `subscription`: {replica, tenant}. `on`: {frame(frame), state(word, live)}. */
+  constructor(path, subscription, on) {
     this.#path = path;
-    this.#wanted = wanted;
+    this.#subscription = subscription;
     this.#on = on;
-    document.addEventListener("visibilitychange", () => this.#look());
-    this.#look();
+    document.addEventListener("visibilitychange", () => this.#followVisibility());
+    this.#followVisibility();
   }
 
   /** While the page is hidden, its replica needn't publish blocks. */
-  #look() {
+  #followVisibility() {
     if (document.hidden) {
       this.#socket?.close(1000);
       this.#socket = null;
@@ -31,7 +31,7 @@ export class Stream {
     const scheme = location.protocol === "https:" ? "wss" : "ws";
     const socket = new WebSocket(`${scheme}://${location.host}${this.#path}`);
     this.#socket = socket;
-    socket.addEventListener("open", () => socket.send(JSON.stringify(this.#wanted)));
+    socket.addEventListener("open", () => socket.send(JSON.stringify(this.#subscription)));
     socket.addEventListener("message", (event) => {
       this.#pause = 500;
       this.#on.state("Live", true);
@@ -45,7 +45,7 @@ export class Stream {
     this.#socket = null;
     this.#on.state(FINAL[code] ?? "Connection lost; trying again", false);
     if (code in FINAL && code !== 4404) return;
-    setTimeout(() => this.#look(), this.#pause * (0.5 + Math.random() / 2));
+    setTimeout(() => this.#followVisibility(), this.#pause * (0.5 + Math.random() / 2));
     this.#pause = Math.min(SLOWEST_MS, this.#pause * 2);
   }
 }

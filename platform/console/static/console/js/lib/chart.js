@@ -9,21 +9,21 @@ const WIDTH = 600;
 const HEIGHT = 120;
 
 export class Chart {
-  #at = [];
+  #times = [];
   #series = [];
   #step = 60;
-  #most = 1;
-  #place = null;
+  #max = 1;
+  #index = null;
   #drawn = false; // whether the last press of a pointer selected a time
 
   /**
-   * `format`: a value as text. `stacked`: areas. `most`: the top, where it's known. `open(start, end)`: shows what is behind a point.
+   * `format`: a value as text. `stacked`: areas. `max`: the top, where it's known. `open(start, end)`: shows what is behind a point.
    * `zoom(start, end)`: the reader has drawn over this time.
    */
-  constructor(title, { format, stacked = false, most = null, empty = "No data in this time.", open = null, zoom = null }) {
+  constructor(title, { format, stacked = false, max = null, empty = "No data in this time.", open = null, zoom = null }) {
     this.format = format;
     this.stacked = stacked;
-    this.fixed = most;
+    this.fixed = max;
     this.empty = empty;
     this.top = el("span", { class: "chart-most" });
     this.when = el("span", { class: "chart-when" });
@@ -61,34 +61,34 @@ export class Chart {
     );
   }
 
-  /** `at`: seconds since 1970 of each point; `series`: [{name, values, tone}]. */
-  show(at, step, series) {
-    this.#at = at;
+  /** `times`: seconds since 1970 of each point; `series`: [{name, values, tone}]. */
+  show(times, step, series) {
+    this.#times = times;
     this.#step = step;
     this.#series = series;
-    this.#most = this.fixed ?? niceTop(this.#highest());
+    this.#max = this.fixed ?? niceTop(this.#highest());
     const nothing = !series.some(({ values }) => values.some((value) => value));
     this.element.classList.toggle("nothing-yet", nothing);
-    this.top.textContent = nothing ? this.empty : this.format(this.#most);
-    this.middle.textContent = nothing ? "" : this.format(this.#most / 2);
+    this.top.textContent = nothing ? this.empty : this.format(this.#max);
+    this.middle.textContent = nothing ? "" : this.format(this.#max / 2);
     this.plot.replaceChildren(...(this.stacked ? this.#areas() : this.#lines()));
     const [first, last] = this.ends.children;
-    first.textContent = moment(at[0], step);
-    last.textContent = moment(at.at(-1), step);
-    this.#read(this.#place);
+    first.textContent = moment(times[0], step);
+    last.textContent = moment(times.at(-1), step);
+    this.#read(this.#index);
   }
 
   #highest() {
     if (!this.stacked) return Math.max(0, ...this.#series.flatMap(({ values }) => values.map((v) => v ?? 0)));
-    return Math.max(0, ...this.#at.map((_, i) => this.#series.reduce((sum, { values }) => sum + (values[i] ?? 0), 0)));
+    return Math.max(0, ...this.#times.map((_, i) => this.#series.reduce((sum, { values }) => sum + (values[i] ?? 0), 0)));
   }
 
-  #x(place) {
-    return ((place / Math.max(1, this.#at.length - 1)) * WIDTH).toFixed(1);
+  #x(index) {
+    return ((index / Math.max(1, this.#times.length - 1)) * WIDTH).toFixed(1);
   }
 
   #y(value) {
-    return (HEIGHT - (value / this.#most) * (HEIGHT - 2)).toFixed(1);
+    return (HEIGHT - (value / this.#max) * (HEIGHT - 2)).toFixed(1);
   }
 
   #lines() {
@@ -104,7 +104,7 @@ export class Chart {
   }
 
   #areas() {
-    let below = this.#at.map(() => 0);
+    let below = this.#times.map(() => 0);
     return this.#series.map(({ values, tone }) => {
       const above = below.map((base, i) => base + (values[i] ?? 0));
       const up = above.map((value, i) => `${this.#x(i)} ${this.#y(value)}`);
@@ -117,7 +117,7 @@ export class Chart {
   #point(event) {
     const box = this.picture.getBoundingClientRect();
     const share = (event.clientX - box.left) / box.width;
-    this.#read(Math.round(Math.min(1, Math.max(0, share)) * (this.#at.length - 1)));
+    this.#read(Math.round(Math.min(1, Math.max(0, share)) * (this.#times.length - 1)));
   }
 
   /** Dragging the pointer over the chart zooms in; clicking doesn't. */
@@ -132,17 +132,17 @@ export class Chart {
     area.addEventListener("pointerdown", (event) => {
       this.#drawn = false;
       if (event.button !== 0 || event.pointerType === "touch") return; // a finger scrolls
-      from = this.#place;
+      from = this.#index;
       area.setPointerCapture(event.pointerId);
     });
-    area.addEventListener("pointermove", () => from !== null && select(this.#place));
+    area.addEventListener("pointermove", () => from !== null && select(this.#index));
     area.addEventListener("pointerup", () => {
       if (from === null) return;
-      const [low, high] = select(this.#place ?? from);
+      const [low, high] = select(this.#index ?? from);
       from = null;
       select(0);
       this.#drawn = high - low > 1;
-      if (this.#drawn) zoom(this.#at[low], this.#at[high]);
+      if (this.#drawn) zoom(this.#times[low], this.#times[high]);
     });
   }
 
@@ -150,30 +150,30 @@ export class Chart {
     const move = { ArrowLeft: -1, ArrowRight: 1, Home: -Infinity, End: Infinity }[event.key];
     if (move === undefined) return;
     event.preventDefault();
-    const last = this.#at.length - 1;
-    this.#read(Math.min(last, Math.max(0, (this.#place ?? last) + move)));
+    const last = this.#times.length - 1;
+    this.#read(Math.min(last, Math.max(0, (this.#index ?? last) + move)));
     this.when.setAttribute("role", "status");
   }
 
   #open(open) {
-    if (this.#place === null) return;
-    const start = this.#at[this.#place];
+    if (this.#index === null) return;
+    const start = this.#times[this.#index];
     open(start, start + this.#step);
   }
 
-  #read(place) {
-    this.#place = place;
-    const shown = place ?? this.#at.length - 1;
-    this.cursor.classList.toggle("shown", place !== null);
-    this.cursor.setAttribute("x1", this.#x(shown));
-    this.cursor.setAttribute("x2", this.#x(shown));
+  #read(index) {
+    this.#index = index;
+    const visibleIndex = index ?? this.#times.length - 1;
+    this.cursor.classList.toggle("shown", index !== null);
+    this.cursor.setAttribute("x1", this.#x(visibleIndex));
+    this.cursor.setAttribute("x2", this.#x(visibleIndex));
     this.legend.replaceChildren(
       ...this.#series.map(({ name, values, tone }) => {
-        const value = values[shown] ?? null;
+        const value = values[visibleIndex] ?? null;
         return el("li", { class: `tone-${tone}` }, `${name} `, el("b", {}, value === null ? "–" : this.format(value)));
       }),
     );
-    this.when.textContent = place === null ? "" : moment(this.#at[place], this.#step, true);
+    this.when.textContent = index === null ? "" : moment(this.#times[index], this.#step, true);
   }
 }
 
@@ -181,15 +181,15 @@ export class Chart {
 function niceTop(value) {
   if (value <= 0) return 1;
   const power = 10 ** Math.floor(Math.log10(value));
-  return [1, 2, 5, 10].find((each) => each * power >= value * 0.999) * power;
+  return [1, 2, 5, 10].find((factor) => factor * power >= value * 0.999) * power;
 }
 
-function moment(seconds, step, whole = false) {
+function moment(seconds, step, full = false) {
   if (!seconds) return "";
-  const days = step >= 3600 || whole;
+  const days = step >= 3600 || full;
   return new Intl.DateTimeFormat("en-GB", {
     ...(days ? { day: "numeric", month: "short" } : {}),
-    ...(step < 43_200 || whole ? { hour: "2-digit", minute: "2-digit" } : {}),
+    ...(step < 43_200 || full ? { hour: "2-digit", minute: "2-digit" } : {}),
     ...(step < 60 ? { second: "2-digit" } : {}),
   }).format(new Date(seconds * 1000));
 }

@@ -11,8 +11,8 @@ addEventListener("pageshow", () => {
 
 /** Whether a reload would lose something: a field being edited, an opened section. */
 export function busy() {
-  const at = document.activeElement;
-  return leaving || document.querySelector("details[open]") || at?.matches("input, select, textarea");
+  const focused = document.activeElement;
+  return leaving || document.querySelector("details[open]") || focused?.matches("input, select, textarea");
 }
 
 /** Reload the page unless the user is busy; the next update tries again. */

@@ -13,23 +13,23 @@ let tabs = null;
 
 const keyOf = (topic, tenant) => JSON.stringify([topic, tenant ?? null]);
 
-/** Call `take(data)` for each update of a topic; `tenant` is a slug, or null for all. Returns an unsubscriber. */
-export function follow(topic, tenant, take) {
+/** Call `listener(data)` for each update of a topic; `tenant` is a slug, or null for all. Returns an unsubscriber. */
+export function follow(topic, tenant, listener) {
   const key = keyOf(topic, tenant);
-  wants.set(key, (wants.get(key) ?? new Set()).add(take));
+  wants.set(key, (wants.get(key) ?? new Set()).add(listener));
   start();
   tell();
   return () => {
-    wants.get(key)?.delete(take);
+    wants.get(key)?.delete(listener);
     if (!wants.get(key)?.size) wants.delete(key);
     tell();
   };
 }
 
-/** Call `take(state)` when the state changes: "connecting", "live", "lost", "ended" (log in again). */
-export function onState(take) {
-  watchers.add(take);
-  take(state);
+/** Call `listener(state)` when the state changes: "connecting", "live", "lost", "ended" (log in again). */
+export function onState(listener) {
+  watchers.add(listener);
+  listener(state);
 }
 
 function start() {
@@ -38,7 +38,7 @@ function start() {
     frame,
     state: (now) => {
       state = now;
-      for (const take of watchers) take(now);
+      for (const listener of watchers) listener(now);
     },
   });
   document.addEventListener("visibilitychange", tell);
@@ -52,5 +52,5 @@ function tell() {
 
 function frame({ type, topic, tenant, data }) {
   if (type !== "data") return;
-  for (const take of wants.get(keyOf(topic, tenant)) ?? []) take(data);
+  for (const listener of wants.get(keyOf(topic, tenant)) ?? []) listener(data);
 }

@@ -6,7 +6,7 @@ const PATH = `${ROOT}ws/console/`;
 const FIRST_PAUSE = 500;
 const LONGEST_PAUSE = 15_000;
 const PING_EVERY = 25_000;
-const ENDED = new Set([4401, 4403]);
+const FINAL_CODES = new Set([4401, 4403]);
 
 export class Socket {
   #handlers;
@@ -15,7 +15,7 @@ export class Socket {
   #pause = FIRST_PAUSE;
   #timer = null;
   #ping = null;
-  #ended = false;
+  #isFinal = false;
 
   /** `handlers`: `frame(frame)`, `state(state)`. */
   constructor(handlers) {
@@ -33,7 +33,7 @@ export class Socket {
 
   #soon(wait) {
     clearTimeout(this.#timer);
-    if (this.#socket || this.#ended || !this.#keys.length) return;
+    if (this.#socket || this.#isFinal || !this.#keys.length) return;
     this.#timer = setTimeout(() => this.#open(), wait);
   }
 
@@ -44,11 +44,11 @@ export class Socket {
       this.#send();
       this.#ping = setInterval(() => socket.send('{"type":"ping"}'), PING_EVERY);
     });
-    socket.addEventListener("message", ({ data }) => this.#take(JSON.parse(data)));
+    socket.addEventListener("message", ({ data }) => this.#receive(JSON.parse(data)));
     socket.addEventListener("close", ({ code }) => this.#closed(socket, code));
   }
 
-  #take(frame) {
+  #receive(frame) {
     if (frame.type === "data") {
       this.#pause = FIRST_PAUSE;
       this.#handlers.state("live");
@@ -65,8 +65,8 @@ export class Socket {
     if (this.#socket !== socket) return; // it was replaced by a newer socket, whose pings continue
     clearInterval(this.#ping);
     this.#socket = null;
-    this.#ended = ENDED.has(code);
-    this.#handlers.state(this.#ended ? "ended" : "lost");
+    this.#isFinal = FINAL_CODES.has(code);
+    this.#handlers.state(this.#isFinal ? "ended" : "lost");
     this.#soon(this.#pause * (0.5 + Math.random() / 2));
     this.#pause = Math.min(LONGEST_PAUSE, this.#pause * 2);
   }

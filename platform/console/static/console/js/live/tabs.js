@@ -8,8 +8,8 @@ export class Tabs {
   #channel = null;
   #handlers;
   #socket = null;
-  #own = [];
-  #others = new Map(); // tab -> {keys, at}
+  #keys = [];
+  #otherTabs = new Map(); // tab -> {keys, seenAt}
   #last = new Map(); // key -> the newest frame, for tabs opened later
 
   /** `makeSocket(handlers)` is called when this tab gets the lock. */
@@ -31,7 +31,7 @@ export class Tabs {
 
   /** Replace this tab's subscriptions. */
   want(keys) {
-    this.#own = keys;
+    this.#keys = keys;
     if (this.#socket) this.#join();
     else this.#say();
   }
@@ -59,27 +59,27 @@ export class Tabs {
   }
 
   #say() {
-    if (!this.#socket) this.#channel?.postMessage({ kind: "want", tab: this.#id, keys: this.#own });
+    if (!this.#socket) this.#channel?.postMessage({ kind: "want", tab: this.#id, keys: this.#keys });
   }
 
   #hear(message) {
     if (message.kind === "leader") this.#say();
     else if (message.kind !== "want") this.#deliver(message);
     else if (this.#socket) {
-      const before = this.#others.get(message.tab)?.keys ?? [];
-      this.#others.set(message.tab, { keys: message.keys, at: Date.now() });
+      const oldKeys = this.#otherTabs.get(message.tab)?.keys ?? [];
+      this.#otherTabs.set(message.tab, { keys: message.keys, seenAt: Date.now() });
       this.#join();
       for (const key of message.keys) {
         const frame = this.#last.get(key);
-        if (frame && !before.includes(key)) this.#channel.postMessage({ kind: "frame", frame });
+        if (frame && !oldKeys.includes(key)) this.#channel.postMessage({ kind: "frame", frame });
       }
     }
   }
 
   #join() {
-    const all = new Set(this.#own);
-    for (const [tab, { keys, at }] of this.#others) {
-      if (Date.now() - at > FORGET_AFTER) this.#others.delete(tab);
+    const all = new Set(this.#keys);
+    for (const [tab, { keys, seenAt }] of this.#otherTabs) {
+      if (Date.now() - seenAt > FORGET_AFTER) this.#otherTabs.delete(tab);
       else for (const key of keys) all.add(key);
     }
     for (const key of this.#last.keys()) if (!all.has(key)) this.#last.delete(key);

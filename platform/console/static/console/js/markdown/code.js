@@ -15,7 +15,7 @@ const ALIASES = {
   rs: "rust", ts: "typescript", tsx: "typescript", html: "xml", svg: "xml", yml: "yaml",
 }; // prettier-ignore
 const STILL_FOR = 250; // milliseconds without a change
-const MOST_CHARS = 50_000; // of a highlighted block
+const MAX_CHARS = 50_000; // of a highlighted block
 
 export class CodeView {
   #text = document.createTextNode("");
@@ -53,17 +53,17 @@ export class CodeView {
     }
     this.#source = source;
     clearTimeout(this.#timer);
-    if (nameOf(this.#language) && source.length <= MOST_CHARS) {
+    if (nameOf(this.#language) && source.length <= MAX_CHARS) {
       this.#timer = setTimeout(() => this.#colour(source), STILL_FOR);
     }
   }
 
   async #colour(source) {
-    const found = await highlighted(nameOf(this.#language), source);
+    const nodes = await highlighted(nameOf(this.#language), source);
     // Highlighting would discard the user's selection: wait for the next page load.
     const selected = !getSelection().isCollapsed && getSelection().containsNode(this.#code, true);
-    if (source !== this.#source || selected || !found) return;
-    this.#code.replaceChildren(...found);
+    if (source !== this.#source || selected || !nodes) return;
+    this.#code.replaceChildren(...nodes);
   }
 }
 

@@ -33,9 +33,9 @@ export class MathView {
     try {
       library ??= import(KATEX);
       const katex = (await library).default;
-      const place = el("span");
-      katex.render(this.#tex, place, { ...OPTIONS, displayMode: this.#display });
-      this.element.replaceChildren(...place.childNodes);
+      const holder = el("span");
+      katex.render(this.#tex, holder, { ...OPTIONS, displayMode: this.#display });
+      this.element.replaceChildren(...holder.childNodes);
     } catch (error) {
       this.element.classList.add("unread"); // KaTeX can't parse it: keep the source
       if (!library) console.warn("Formulas can't be drawn:", error);

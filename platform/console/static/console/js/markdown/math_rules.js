@@ -4,7 +4,7 @@
  * it, and a closing one has no space before it and no digit after it.
  */
 
-const MOST = 5000; // characters of one formula
+const MAX_CHARS = 5000; // characters of one formula
 /** Commands that link, load or define something: formulas with them stay text. */
 const NOT_OURS = /\\(?:href|url|includegraphics|html[A-Za-z]*|def|gdef|edef|xdef|let|newcommand|renewcommand|providecommand)(?![A-Za-z])/;
 const PAIRS = [
@@ -36,9 +36,9 @@ function inline(state, silent) {
 }
 
 function closing(src, from, close, max) {
-  for (let at = src.indexOf(close, from); at >= 0 && at < max; at = src.indexOf(close, at + 1)) {
-    if (at - from > MOST) return -1;
-    if (close[0] === "\\" || src[at - 1] !== "\\") return at;
+  for (let index = src.indexOf(close, from); index >= 0 && index < max; index = src.indexOf(close, index + 1)) {
+    if (index - from > MAX_CHARS) return -1;
+    if (close[0] === "\\" || src[index - 1] !== "\\") return index;
   }
   return -1;
 }
@@ -58,7 +58,7 @@ function block(state, first, last, silent) {
   let text = state.src.slice(start + 2, state.eMarks[first]);
   while (!text.trimEnd().endsWith(close)) {
     line += 1;
-    if (line >= last || state.isEmpty(line) || text.length > MOST || state.sCount[line] < state.blkIndent) return false;
+    if (line >= last || state.isEmpty(line) || text.length > MAX_CHARS || state.sCount[line] < state.blkIndent) return false;
     text += "\n" + state.src.slice(state.bMarks[line] + state.tShift[line], state.eMarks[line]);
   }
   const tex = text.trimEnd().slice(0, -2).trim();

@@ -5,28 +5,28 @@
 
 import { el } from "../lib/dom.js";
 
-const known = new WeakMap(); // node -> its description, or its view
+const descriptions = new WeakMap(); // node -> its description, or its view
 
-/** Update the children of `parent`, starting with the one at `from`, to match `wanted`. */
-export function morph(parent, wanted, from = 0) {
-  const there = parent.childNodes;
-  const merged = joined(wanted);
+/** Update the children of `parent`, starting with the one at `from`, to match `children`. */
+export function morph(parent, children, from = 0) {
+  const current = parent.childNodes;
+  const merged = joined(children);
   for (const [index, want] of merged.entries()) {
-    const node = there[from + index];
-    if (!node) parent.append(made(want));
-    else if (!goesOn(node, want)) node.replaceWith(made(want));
+    const node = current[from + index];
+    if (!node) parent.append(create(want));
+    else if (!goesOn(node, want)) node.replaceWith(create(want));
   }
-  while (there.length > from + merged.length) parent.lastChild.remove();
+  while (current.length > from + merged.length) parent.lastChild.remove();
 }
 
-function joined(wanted) {
-  const found = [];
-  for (const want of wanted) {
-    if (typeof want === "string" && typeof found.at(-1) === "string") {
-      found[found.length - 1] += want;
-    } else found.push(want);
+function joined(children) {
+  const merged = [];
+  for (const want of children) {
+    if (typeof want === "string" && typeof merged.at(-1) === "string") {
+      merged[merged.length - 1] += want;
+    } else merged.push(want);
   }
-  return found;
+  return merged;
 }
 
 /** Try to update the node to match the description; return whether that was possible. */
@@ -38,7 +38,7 @@ function goesOn(node, want) {
     } else node.data = want;
     return true;
   }
-  const old = known.get(node);
+  const old = descriptions.get(node);
   if (!old || node.localName !== want.tag) return false;
   if (want.view) {
     if (!(old instanceof want.view) || !old.fits(want)) return false;
@@ -54,18 +54,18 @@ function keyOf({ tag, attrs }) {
   return JSON.stringify([tag, attrs]);
 }
 
-function made(want) {
+function create(want) {
   if (typeof want === "string") return document.createTextNode(want);
   if (want.view) {
     const view = new want.view(want);
-    known.set(view.element, view);
+    descriptions.set(view.element, view);
     return view.element;
   }
   const node = el(want.tag);
   for (const [name, value] of Object.entries(want.attrs)) {
     if (value !== null && value !== undefined) node.setAttribute(name, value);
   }
-  known.set(node, { key: keyOf(want) });
+  descriptions.set(node, { key: keyOf(want) });
   morph(node, want.children);
   return node;
 }

@@ -74,9 +74,9 @@ function leaf(token) {
     case "code_inline":
       return [{ tag: "code", attrs: {}, children: [token.content] }];
     case "image": {
-      const shown = described(token.children);
+      const label = described(token.children);
       const href = token.attrGet("src");
-      return [{ tag: "a", attrs: link(href), children: shown.length ? shown : [href] }];
+      return [{ tag: "a", attrs: link(href), children: label.length ? label : [href] }];
     }
     case "fence":
     case "code_block":

@@ -18,9 +18,9 @@ parser.use(mathRules);
 /** A last line that may still become something else: hidden until that is known. */
 const UNDECIDED = /^ *(?:[-*+]{1,2}|#{1,6}|>|\d{1,9}[.)]?|`{1,3}|~{1,3}|\|[ :|-]*)$/;
 /** The beginning of a mark or of a link. */
-const BEGUN = /(?<!\\)(?:[*_~`$]{1,3}|!?\[)$/;
+const OPEN_MARKUP = /(?<!\\)(?:[*_~`$]{1,3}|!?\[)$/;
 /** In blocks of more characters, unclosed marks may flash up: searching for them would read the whole block. */
-const MOST_HEALED = 4000;
+const MAX_HEALED_CHARS = 4000;
 const HEAL = { htmlTags: false, comparisonOperators: false, singleTilde: false, linkMode: "text-only" };
 
 /** `env` collects the link definitions. */
@@ -32,6 +32,6 @@ export function parse(text, env) {
 export function healed(text) {
   const line = text.slice(text.lastIndexOf("\n") + 1);
   if (UNDECIDED.test(line)) return text.slice(0, text.length - line.length);
-  if (text.length > MOST_HEALED) return text;
-  return remend(text.replace(BEGUN, ""), HEAL);
+  if (text.length > MAX_HEALED_CHARS) return text;
+  return remend(text.replace(OPEN_MARKUP, ""), HEAL);
 }

@@ -17,11 +17,11 @@ export class MarkdownStream {
   #root;
   #text = "";
   #start = 0; // offset of the last block in the text
-  #kept = 0; // children of the root that belong to earlier blocks
+  #numSettled = 0; // children of the root that belong to earlier blocks
   #env = { references: Object.create(null) };
-  #fresh = false;
+  #hasNewText = false;
   #newLine = false; // the last block may have ended
-  #notBefore = 0;
+  #pausedUntil = 0;
 
   constructor(root) {
     this.#root = root;
@@ -30,21 +30,21 @@ export class MarkdownStream {
   write(text) {
     this.#text += text;
     this.#newLine ||= text.includes("\n");
-    this.#fresh = true;
+    this.#hasNewText = true;
   }
 
   /** Render the text written so far. Returns false if that is postponed by some frames. */
   flush() {
-    if (!this.#fresh) return true;
-    const begun = performance.now();
-    if (begun < this.#notBefore) return false;
-    this.#fresh = false;
+    if (!this.#hasNewText) return true;
+    const started = performance.now();
+    if (started < this.#pausedUntil) return false;
+    this.#hasNewText = false;
     if (this.#newLine) this.#settle();
     this.#newLine = false;
     const env = { references: { ...this.#env.references } };
-    morph(this.#root, described(parse(healed(this.#text.slice(this.#start)), env)), this.#kept);
-    const took = performance.now() - begun;
-    if (took > LONG_FRAME) this.#notBefore = begun + took * (1 + PAUSES);
+    morph(this.#root, described(parse(healed(this.#text.slice(this.#start)), env)), this.#numSettled);
+    const took = performance.now() - started;
+    if (took > LONG_FRAME) this.#pausedUntil = started + took * (1 + PAUSES);
     return true;
   }
 
@@ -52,7 +52,7 @@ export class MarkdownStream {
   end() {
     const tokens = parse(this.#text.slice(this.#start), this.#env);
     if (Object.keys(this.#env.references).length === 0) {
-      morph(this.#root, described(tokens), this.#kept);
+      morph(this.#root, described(tokens), this.#numSettled);
       return;
     }
     // Link definitions also apply to the text before them.
@@ -63,25 +63,25 @@ export class MarkdownStream {
   /** A block is final when the next one has started with a complete line. */
   #settle() {
     const open = this.#text.slice(this.#start);
-    const whole = open.lastIndexOf("\n") + 1;
-    if (whole === 0) return;
+    const lineEnd = open.lastIndexOf("\n") + 1;
+    if (lineEnd === 0) return;
     const env = { references: { ...this.#env.references } };
-    const starts = parse(open.slice(0, whole), env)
+    const starts = parse(open.slice(0, lineEnd), env)
       .filter((token) => token.level === 0 && token.nesting >= 0 && token.map)
       .map((token) => token.map[0]);
     if (starts.length < 2) return;
     const cut = lineStart(open, starts.at(-1));
     const nodes = described(parse(open.slice(0, cut), this.#env));
-    morph(this.#root, nodes, this.#kept);
-    this.#kept = this.#root.childNodes.length;
+    morph(this.#root, nodes, this.#numSettled);
+    this.#numSettled = this.#root.childNodes.length;
     this.#start += cut;
   }
 }
 
 function lineStart(text, line) {
-  let at = 0;
-  for (let count = 0; count < line; count += 1) at = text.indexOf("\n", at) + 1;
-  return at;
+  let index = 0;
+  for (let count = 0; count < line; count += 1) index = text.indexOf("\n", index) + 1;
+  return index;
 }
 
 /** Render a complete text. */

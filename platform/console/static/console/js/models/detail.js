@@ -8,7 +8,7 @@ import { askOnNews } from "../live/ask.js";
 
 const page = document.querySelector("[data-model-page]");
 /** Maximum number of log lines shown; older ones are dropped. */
-const MOST_LINES = 2000;
+const MAX_LINES = 2000;
 
 function phaseText({ phase, bytes_done: done, bytes_total: total }) {
   return total ? `${phase}: ${size(done)} of ${size(total)}` : phase;
@@ -18,7 +18,7 @@ function part(sheet, name) {
   return sheet.querySelector(`[data-part="${name}"]`);
 }
 
-function put(node, text) {
+function setText(node, text) {
   node.textContent = text;
   node.hidden = !text;
 }
@@ -27,8 +27,8 @@ function showReplica(sheet, replica) {
   const state = part(sheet, "state");
   state.textContent = replica.state;
   state.dataset.state = replica.state;
-  put(part(sheet, "phase"), replica.state === "loading" ? phaseText(replica) : "");
-  put(part(sheet, "detail"), replica.detail);
+  setText(part(sheet, "phase"), replica.state === "loading" ? phaseText(replica) : "");
+  setText(part(sheet, "detail"), replica.detail);
   const bar = part(sheet, "bar");
   bar.hidden = replica.state !== "loading";
   // Without a byte count, show the share of loaded layers.
@@ -41,7 +41,7 @@ function showReplica(sheet, replica) {
 /** A change to one of these states reloads the page, because other actions become available. */
 const steady = new Set(["ready", "sleeping", "unloaded", "offline", "idle", "failed"]);
 const benchmark = document.querySelector("[data-open-benchmark]")?.dataset.openBenchmark ?? "";
-let before = page?.querySelector("[data-state-of]").dataset.state;
+let previousState = page?.querySelector("[data-state-of]").dataset.state;
 
 function show(model) {
   const state = page.querySelector("[data-state-of]");
@@ -54,7 +54,7 @@ function show(model) {
     if (sheet) showReplica(sheet, replica);
     else missing = true;
   }
-  const settled = model.state !== before && steady.has(model.state);
+  const settled = model.state !== previousState && steady.has(model.state);
   const measured = model.benchmark !== undefined && model.benchmark !== benchmark;
   if (missing || settled || measured) reload();
 }
@@ -66,38 +66,38 @@ if (page) {
 
 const clock = new Intl.DateTimeFormat("en", { timeStyle: "medium", hourCycle: "h23" });
 
-for (const place of document.querySelectorAll("[data-log-of]")) {
-  const lines = place.querySelector("pre");
+for (const details of document.querySelectorAll("[data-log-of]")) {
+  const lines = details.querySelector("pre");
   let last = "";
   let poll = null;
-  const take = ({ lines: found }) => {
+  const append = ({ lines: entries }) => {
     const atEnd = lines.scrollHeight - lines.scrollTop - lines.clientHeight < 40;
-    if (!last) lines.replaceChildren(...(found.length ? [] : ["The log is empty."]));
-    for (const { id, at, text } of found) {
+    if (!last) lines.replaceChildren(...(entries.length ? [] : ["The log is empty."]));
+    for (const { id, at: seconds, text } of entries) {
       if (!last) lines.replaceChildren();
       last = id;
-      const time = el("span", { class: "log-at" }, clock.format(new Date(at * 1000)));
+      const time = el("span", { class: "log-at" }, clock.format(new Date(seconds * 1000)));
       lines.append(el("span", { class: "log-line" }, time, ` ${text}\n`));
     }
-    while (lines.childElementCount > MOST_LINES) lines.firstElementChild.remove();
+    while (lines.childElementCount > MAX_LINES) lines.firstElementChild.remove();
     if (atEnd) lines.scrollTop = lines.scrollHeight;
   };
   const address = () => {
     const url = new URL(page.dataset.log, location.href);
-    url.searchParams.set("replica", place.dataset.logOf);
+    url.searchParams.set("replica", details.dataset.logOf);
     if (last) url.searchParams.set("after", last);
     return url.href;
   };
   const follow = () => {
-    if (!place.open || poll) return;
-    const wait = () => (place.open ? 1000 : 30_000);
+    if (!details.open || poll) return;
+    const wait = () => (details.open ? 1000 : 30_000);
     poll = new Poll(address, wait, {
-      data: take,
+      data: append,
       failed: (message) => last || lines.replaceChildren(message),
       loggedOut: () => location.reload(),
     });
     poll.now();
   };
-  place.addEventListener("toggle", follow);
+  details.addEventListener("toggle", follow);
   follow(); // it may have been opened before this script was loaded
 }

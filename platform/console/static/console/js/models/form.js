@@ -4,7 +4,7 @@ import { byId } from "../lib/dom.js";
 import { plural } from "../lib/format.js";
 
 const search = byId("setting-search");
-const found = byId("setting-found");
+const countText = byId("setting-found");
 const groups = [...document.querySelectorAll(".setting-group")];
 const opened = new Map(groups.map((group) => [group, group.open]));
 
@@ -12,18 +12,18 @@ function narrow() {
   const words = search.value.toLowerCase().split(/\s+/).filter(Boolean);
   let count = 0;
   for (const group of groups) {
-    let here = 0;
+    let numFitting = 0;
     for (const setting of group.querySelectorAll(".setting")) {
       const fits = words.every((word) => setting.dataset.words.includes(word));
       setting.hidden = !fits;
-      here += fits ? 1 : 0;
+      numFitting += fits ? 1 : 0;
     }
-    count += here;
-    group.hidden = here === 0;
-    group.open = words.length ? here > 0 : opened.get(group);
+    count += numFitting;
+    group.hidden = numFitting === 0;
+    group.open = words.length ? numFitting > 0 : opened.get(group);
   }
-  found.hidden = words.length === 0;
-  found.textContent = count ? plural(count, "setting") : "No setting matches.";
+  countText.hidden = words.length === 0;
+  countText.textContent = count ? plural(count, "setting") : "No setting matches.";
 }
 
 search.closest(".field").hidden = false;

@@ -22,11 +22,11 @@ function showModel(row, model) {
   if (load) load.hidden = model.loaded;
 }
 
-let shown = "";
+let announced = "";
 
 function showVerdict(box, verdict) {
-  if (shown === JSON.stringify(verdict)) return; // screen readers would announce an unchanged text again
-  shown = JSON.stringify(verdict);
+  if (announced === JSON.stringify(verdict)) return; // screen readers would announce an unchanged text again
+  announced = JSON.stringify(verdict);
   const { text, tone, problems } = verdict;
   box.className = `notice verdict-line ${tone}`;
   box.querySelector("strong").textContent = text;

@@ -46,20 +46,20 @@ export class Sparkline {
   }
 
   show(values) {
-    const most = Math.max(...values, 1);
+    const max = Math.max(...values, 1);
     const shift = 60 - values.length;
-    const points = values.map((value, i) => `${shift + i},${(19 - (value / most) * 18).toFixed(2)}`);
+    const points = values.map((value, i) => `${shift + i},${(19 - (value / max) * 18).toFixed(2)}`);
     this.line.setAttribute("points", points.join(" "));
-    const peak = values.length ? `, at most ${count(most)}` : "";
+    const peak = values.length ? `, at most ${count(max)}` : "";
     this.element.setAttribute("aria-label", `${this.label}, the last minutes${peak}`);
   }
 }
 
 /** One bar per day. */
 export function dayBars(days, values) {
-  const most = Math.max(...values, 1);
+  const max = Math.max(...values, 1);
   const bars = values.map((value, i) => {
-    const height = value > 0 ? Math.max(1, (value / most) * 20) : 0.6;
+    const height = value > 0 ? Math.max(1, (value / max) * 20) : 0.6;
     const bar = svg("rect", { x: i * 8, y: 20 - height, width: 6, height });
     if (value > 0) bar.classList.add("inked");
     bar.append(svg("title", {}, `${days[i]}: ${count(value)} tokens`));

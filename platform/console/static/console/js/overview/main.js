@@ -28,13 +28,13 @@ function showOverview({ models, replicas, failures = [] }) {
   say("live", `Live: ${plural(replicas.length, "replica")}`);
 }
 
-let shownFailures = "";
+let listedFailures = "";
 
 /** Failed or dead replicas, for operators only. A log shows its end and keeps the user's scroll position. */
 function showFailures(failures) {
   const now = JSON.stringify(failures);
-  if (now === shownFailures) return;
-  shownFailures = now;
+  if (now === listedFailures) return;
+  listedFailures = now;
   byId("failures").hidden = failures.length === 0;
   byId("failure-cards").replaceChildren(
     ...failures.map(({ id, model, detail, log }) =>
@@ -74,9 +74,9 @@ function showReplicas(replicas) {
 
 function card(id) {
   if (!cards.has(id)) {
-    const made = new ReplicaCard(id);
-    cards.set(id, made);
-    byId("replicas").append(made.element);
+    const created = new ReplicaCard(id);
+    cards.set(id, created);
+    byId("replicas").append(created.element);
   }
   return cards.get(id);
 }

@@ -9,7 +9,7 @@ export class Rates {
   history = []; // tokens a second, oldest first
 
   /** Add a replica's figures; returns its output tokens per second, or NaN while unknown. */
-  take(replica) {
+  update(replica) {
     if (replica.incarnation !== this.#incarnation) {
       this.#incarnation = replica.incarnation; // it was restarted, which resets its totals
       this.#samples = [];

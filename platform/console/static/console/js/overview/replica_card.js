@@ -24,7 +24,7 @@ export class ReplicaCard {
       hits: figure("prefix hits"),
       drafts: figure("drafts accepted"),
     };
-    const figures = Object.values(this.figures).map((each) => each.element);
+    const figures = Object.values(this.figures).map((figure) => figure.element);
     this.load = el("div", {}, el("dl", { class: "replica-figures" }, ...figures), this.line.element);
     this.fill = el("div", { class: "replica-fill" }, this.pages.element, this.kv);
     this.element = el(
@@ -41,7 +41,7 @@ export class ReplicaCard {
 
   /** Update the card; returns the replica's output tokens per second, or NaN. */
   show(replica) {
-    const speed = this.rates.take(replica);
+    const speed = this.rates.update(replica);
     this.state.dataset.state = replica.state;
     this.state.textContent = stateText(replica);
     this.model.textContent = modelText(replica);

@@ -20,8 +20,8 @@ export class Traffic {
     first: this.#chart("Time to first token", { format: duration }, "-ttft_ms"),
     gaps: this.#chart("Time between tokens", { format: duration }, ""),
     queue: this.#chart("Running and waiting", { format: rate, empty: "No replica ran in this time." }),
-    kv: this.#chart("KV blocks", { format: percent, stacked: true, most: 1, empty: "No replica ran in this time." }),
-    hits: this.#chart("Prompt tokens from the prefix cache", { format: percent, most: 1 }),
+    kv: this.#chart("KV blocks", { format: percent, stacked: true, max: 1, empty: "No replica ran in this time." }),
+    hits: this.#chart("Prompt tokens from the prefix cache", { format: percent, max: 1 }),
   };
 
   constructor(url, { failed }) {
@@ -86,8 +86,8 @@ export class Traffic {
   }
 
   #press(button) {
-    for (const each of this.#form.querySelectorAll("[data-range]")) {
-      each.setAttribute("aria-pressed", String(each === button));
+    for (const choice of this.#form.querySelectorAll("[data-range]")) {
+      choice.setAttribute("aria-pressed", String(choice === button));
     }
     this.#changed();
   }
@@ -110,8 +110,8 @@ export class Traffic {
     this.#last = { step: all.step, asked: all.at.at(-1) + all.seconds.at(-1) };
     this.#data = all;
     const data = this.#zoomed ? within(all, this.#zoomed) : all;
-    const { at, step, seconds, sums } = data;
-    const each = (name, per) => sums[name].map((value, i) => (value / seconds[i]) * per);
+    const { at: times, step, seconds, sums } = data;
+    const ratesOf = (name, per) => sums[name].map((value, i) => (value / seconds[i]) * per);
     const chart = this.#charts;
     const grouped = data.groups.length > 0;
     const groups = (what, per) =>
@@ -120,33 +120,33 @@ export class Traffic {
         tone: Math.min(i, 8),
         values: group[what].map((value, n) => (value / seconds[n]) * per),
       }));
-    chart.requests.show(at, step, grouped ? groups("requests", 60) : [
-      { name: "ended", tone: 0, values: each("requests", 60) },
-      { name: "failed", tone: "error", values: each("errors", 60) },
-      { name: "refused", tone: 1, values: each("refused", 60) },
+    chart.requests.show(times, step, grouped ? groups("requests", 60) : [
+      { name: "ended", tone: 0, values: ratesOf("requests", 60) },
+      { name: "failed", tone: "error", values: ratesOf("errors", 60) },
+      { name: "refused", tone: 1, values: ratesOf("refused", 60) },
     ]);
-    chart.tokens.show(at, step, grouped ? groups("tokens", 1) : [
-      { name: "in", tone: 1, values: each("prompt_tokens", 1) },
-      { name: "out", tone: 0, values: each("completion_tokens", 1) },
+    chart.tokens.show(times, step, grouped ? groups("tokens", 1) : [
+      { name: "in", tone: 1, values: ratesOf("prompt_tokens", 1) },
+      { name: "out", tone: 0, values: ratesOf("completion_tokens", 1) },
     ]);
-    chart.first.show(at, step, spread(data.first_token));
-    chart.gaps.show(at, step, spread(data.gaps));
-    this.#showPools(at, step, data.pools);
+    chart.first.show(times, step, spread(data.first_token));
+    chart.gaps.show(times, step, spread(data.gaps));
+    this.#showPools(times, step, data.pools);
     const hits = sums.prompt_tokens.map((all, i) => (all ? sums.cached_tokens[i] / all : null));
-    chart.hits.show(at, step, [{ name: "found in the cache", tone: 3, values: hits }]);
+    chart.hits.show(times, step, [{ name: "found in the cache", tone: 3, values: hits }]);
     this.#showSums(sums);
   }
 
-  #showPools(at, step, pools) {
+  #showPools(times, step, pools) {
     const share = (name) => pools[name].map((value, i) => (pools.blocks[i] ? value / pools.blocks[i] : null));
     const active = share("active_blocks");
     // Only operators receive figures of the cache.
     const cached = pools.cached_blocks ? share("cached_blocks") : active.map(() => 0);
-    this.#charts.queue.show(at, step, [
+    this.#charts.queue.show(times, step, [
       { name: "running", tone: 3, values: pools.running },
       { name: "waiting", tone: 1, values: pools.waiting },
     ]);
-    this.#charts.kv.show(at, step, [
+    this.#charts.kv.show(times, step, [
       { name: "in use", tone: 0, values: active },
       ...(pools.cached_blocks ? [{ name: "cached", tone: 7, values: cached }] : []),
       { name: pools.cached_blocks ? "empty" : "not in use", tone: "empty", values: active.map((used, i) => (used === null ? null : Math.max(0, 1 - used - cached[i]))) },

@@ -29,34 +29,34 @@ export function usageSums(daily) {
 /** The bars and their legend. `days`: dates as "2026-11-21". */
 export function usageChart(days, daily) {
   const totals = daily.map((day) => day.prompt_tokens + day.completion_tokens);
-  const most = Math.max(...totals, 1);
-  const bars = days.map((date, i) => column(date, daily[i], most));
+  const max = Math.max(...totals, 1);
+  const bars = days.map((date, i) => column(date, daily[i], max));
   const peak = totals.indexOf(Math.max(...totals));
   const label = `Tokens a day; the most, ${count(totals[peak])}, on ${nameOf(days[peak])}`;
   return [
-    el("p", { class: "chart-top", "aria-hidden": "true" }, compact(most)),
+    el("p", { class: "chart-top", "aria-hidden": "true" }, compact(max)),
     el("div", { class: "chart-bars", role: "img", "aria-label": label }, ...bars),
     el("ul", { class: "chart-key" }, ...PARTS.map((part) => keyEntry(part))),
   ];
 }
 
-function column(date, day, most) {
+function column(date, day, max) {
   let base = HEIGHT;
   const parts = PARTS.map((part) => {
-    const height = (part.of(day) / most) * HEIGHT;
+    const height = (part.of(day) / max) * HEIGHT;
     base -= height;
     return svg("rect", { class: part.name, x: 0, y: base, width: 1, height });
   });
   const box = { viewBox: `0 0 1 ${HEIGHT}`, preserveAspectRatio: "none" };
   return el(
     "div",
-    { class: "chart-day", title: told(date, day) },
+    { class: "chart-day", title: titleOf(date, day) },
     svg("svg", { ...box, "aria-hidden": "true" }, ...parts),
     el("span", {}, nameOf(date)),
   );
 }
 
-function told(date, day) {
+function titleOf(date, day) {
   const parts = PARTS.map((part) => `${part.label}: ${count(part.of(day))}`);
   return [nameOf(date), plural(day.requests, "request"), ...parts].join("\n");
 }

@@ -58,9 +58,9 @@ export class Attachments extends EventTarget {
     else if (blind && pictures.length) this.#handlers.say(`${blind.id} takes no pictures.`);
     const limit = Math.min(...this.#handlers.models().map((model) => model.max_images ?? Infinity));
     const numAttached = this.#pictures.filter(({ isDocument }) => !isDocument).length;
-    const taken = pictures.slice(0, Math.max(0, limit - numAttached));
-    if (!blind && taken.length < pictures.length) this.#handlers.say(`At most ${plural(limit, "picture")} can be sent at once.`);
-    for (const file of [...taken, ...documents]) this.#upload(file);
+    const accepted = pictures.slice(0, Math.max(0, limit - numAttached));
+    if (!blind && accepted.length < pictures.length) this.#handlers.say(`At most ${plural(limit, "picture")} can be sent at once.`);
+    for (const file of [...accepted, ...documents]) this.#upload(file);
   }
 
   /** Clear the attachments after sending. */
@@ -91,7 +91,7 @@ export class Attachments extends EventTarget {
     const item = el("li", { class: "picture", "aria-busy": "true" }, el("span", { class: "picture-name" }, file.name));
     const picture = { item, isDocument: isPdf(file), image: null };
     const remove = () => {
-      this.#pictures = this.#pictures.filter((each) => each !== picture);
+      this.#pictures = this.#pictures.filter((attached) => attached !== picture);
       item.remove();
       this.changed();
     };

@@ -6,8 +6,8 @@ import { AnswerView } from "./answer.js";
 export class ComparedView {
   constructor(turn, actions) {
     this.turn = turn;
-    const others = turn.beside.map((answer) => new AnswerView(answer, { ...actions, siblings: () => [] }));
-    this.views = [new AnswerView(turn, actions), ...others];
+    const comparedViews = turn.beside.map((answer) => new AnswerView(answer, { ...actions, siblings: () => [] }));
+    this.views = [new AnswerView(turn, actions), ...comparedViews];
     this.element = el("div", { class: "compared" }, ...this.views.map((view) => view.element));
   }
 

@@ -34,7 +34,7 @@ export class Composer {
   }
 
   /** Fill the field, so that the user can review and send it. */
-  put(text) {
+  setText(text) {
     this.#area.value = text;
     this.#changed();
     this.focus();
@@ -67,8 +67,8 @@ export class Composer {
   }
 
   get #sendable() {
-    const said = this.#area.value.trim() || !this.#attachments.empty;
-    return said && !this.#blocked && !this.#attachments.problem;
+    const hasContent = this.#area.value.trim() || !this.#attachments.empty;
+    return hasContent && !this.#blocked && !this.#attachments.problem;
   }
 
   #submit(event) {

@@ -16,8 +16,8 @@ const PREFIX = "quire.playground.";
 const VERSION = 3;
 const SAVE_AFTER = 400;
 const INTERRUPTED = "Interrupted: the page was closed or loaded again while this tool ran.";
-const KEPT = ["leaf", "model", "compared", "system", "tools", "servers", "schema", "settings"];
-const SAID = ["text", "images", "model", "reasoning", "thoughtFor", "state", "stats", "error", "calls", "logprobs"];
+const STORED_FIELDS = ["leaf", "model", "compared", "system", "tools", "servers", "schema", "settings"];
+const ANSWER_FIELDS = ["text", "images", "model", "reasoning", "thoughtFor", "state", "stats", "error", "calls", "logprobs"];
 
 export class Conversation extends EventTarget {
   #nodes = new Map();
@@ -44,9 +44,9 @@ export class Conversation extends EventTarget {
 
   /** The turns on the path to the leaf. */
   get turns() {
-    const found = [];
-    for (let at = this.#nodes.get(this.leaf); at; at = this.#nodes.get(at.parent)) found.push(at);
-    return found.reverse();
+    const path = [];
+    for (let node = this.#nodes.get(this.leaf); node; node = this.#nodes.get(node.parent)) path.push(node);
+    return path.reverse();
   }
 
   get empty() {
@@ -68,15 +68,15 @@ export class Conversation extends EventTarget {
 
   /** The turns with the same parent as this one, including itself. */
   siblings(turn) {
-    return [...this.#nodes.values()].filter((each) => each.parent === turn.parent);
+    return [...this.#nodes.values()].filter((node) => node.parent === turn.parent);
   }
 
   /** Switch to a branch, at its last turn. */
   choose(turn) {
-    let at = turn;
-    const children = (id) => [...this.#nodes.values()].filter((each) => each.parent === id);
-    for (let next = children(at.id).at(-1); next; next = children(at.id).at(-1)) at = next;
-    this.leaf = at.id;
+    let last = turn;
+    const children = (id) => [...this.#nodes.values()].filter((node) => node.parent === id);
+    for (let next = children(last.id).at(-1); next; next = children(last.id).at(-1)) last = next;
+    this.leaf = last.id;
   }
 
   /** Discard everything except the settings. */
@@ -108,38 +108,38 @@ export class Conversation extends EventTarget {
   messages(end, column = 0) {
     const messages = [];
     for (const turn of this.turns.slice(0, end)) {
-      const said = turn.beside?.[column - 1] ?? turn;
+      const answer = turn.beside?.[column - 1] ?? turn;
       if (turn.role === "user") messages.push({ role: "user", content: questionContent(turn) });
-      else messages.push(...answerMessages(said));
+      else messages.push(...answerMessages(answer));
     }
     const system = this.system.trim();
     return system ? [{ role: "system", content: system }, ...messages] : messages;
   }
 
-  /** The document stored on the server; with `here`, the one stored in this tab. */
-  document(here = false) {
+  /** The document stored on the server; with `inTab`, the one stored in this tab. */
+  document(inTab = false) {
     const turns = [...this.#nodes.values()].map((turn) => ({
       id: turn.id,
       parent: turn.parent,
       role: turn.role,
-      ...said(turn, here),
-      ...(turn.beside && { beside: turn.beside.map((answer) => said(answer, here)) }),
+      ...answerFields(turn, inTab),
+      ...(turn.beside && { beside: turn.beside.map((answer) => answerFields(answer, inTab)) }),
     }));
-    return { turns, ...Object.fromEntries(KEPT.map((name) => [name, this[name]])) };
+    return { turns, ...Object.fromEntries(STORED_FIELDS.map((name) => [name, this[name]])) };
   }
 
   /** Restore a document from the server or from this tab. */
   load(document, saved) {
     this.clear();
     for (const turn of document.turns) {
-      for (const each of [turn, ...(turn.beside ?? [])]) {
-        if (each.state === "streaming" && !each.going) each.state = "stopped";
-        const cut = (each.calls ?? []).filter(({ server, result }) => server && result == null);
+      for (const answer of [turn, ...(turn.beside ?? [])]) {
+        if (answer.state === "streaming" && !answer.going) answer.state = "stopped";
+        const cut = (answer.calls ?? []).filter(({ server, result }) => server && result == null);
         for (const call of cut) Object.assign(call, { result: INTERRUPTED, failed: true });
       }
       this.#nodes.set(turn.id, turn);
     }
-    for (const name of KEPT) if (document[name] !== undefined) this[name] = document[name];
+    for (const name of STORED_FIELDS) if (document[name] !== undefined) this[name] = document[name];
     this.leaf = document.leaf ?? null;
     this.saved = saved;
   }
@@ -157,8 +157,8 @@ export class Conversation extends EventTarget {
     clearTimeout(this.#timer);
     this.#timer = null;
     try {
-      const kept = { version: VERSION, document: this.document(true), saved: this.saved };
-      sessionStorage.setItem(this.#key, JSON.stringify(kept));
+      const stored = { version: VERSION, document: this.document(true), saved: this.saved };
+      sessionStorage.setItem(this.#key, JSON.stringify(stored));
     } catch (error) {
       console.warn("The conversation can't be kept:", error);
       this.onUnsaved?.();
@@ -167,8 +167,8 @@ export class Conversation extends EventTarget {
   }
 }
 
-function said(turn, here) {
-  const names = here && turn.state === "streaming" ? [...SAID, "going"] : SAID;
+function answerFields(turn, inTab) {
+  const names = inTab && turn.state === "streaming" ? [...ANSWER_FIELDS, "going"] : ANSWER_FIELDS;
   return Object.fromEntries(names.filter((name) => turn[name] != null).map((name) => [name, turn[name]]));
 }
 
@@ -182,11 +182,11 @@ function questionContent({ text, images }) {
 
 function answerMessages({ text, calls }) {
   if (!calls?.length) return text ? [{ role: "assistant", content: text }] : [];
-  const made = calls.map(({ id, name, arguments: json }) => ({
+  const toolCalls = calls.map(({ id, name, arguments: json }) => ({
     id,
     type: "function",
     function: { name, arguments: json },
   }));
   const results = calls.map(({ id, result }) => ({ role: "tool", tool_call_id: id, content: result ?? "" }));
-  return [{ role: "assistant", content: text || null, tool_calls: made }, ...results];
+  return [{ role: "assistant", content: text || null, tool_calls: toolCalls }, ...results];
 }

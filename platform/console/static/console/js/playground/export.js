@@ -12,11 +12,11 @@ export function toMarkdown(title, document) {
   const parts = [`# ${title}`];
   if (document.system?.trim()) parts.push("## System prompt", document.system.trim());
   for (const turn of turns) {
-    for (const said of [turn, ...(turn.beside ?? [])]) {
-      const model = said.model ? ` (${said.model})` : "";
-      parts.push(`## ${NAMES[turn.role]}${model}`, said.text ?? "");
-      for (const { name } of said.images ?? []) parts.push(`Picture: ${name}`);
-      for (const { name, arguments: json } of said.calls ?? []) parts.push(`Calls \`${name}\` with \`${json}\``);
+    for (const answer of [turn, ...(turn.beside ?? [])]) {
+      const model = answer.model ? ` (${answer.model})` : "";
+      parts.push(`## ${NAMES[turn.role]}${model}`, answer.text ?? "");
+      for (const { name } of answer.images ?? []) parts.push(`Picture: ${name}`);
+      for (const { name, arguments: json } of answer.calls ?? []) parts.push(`Calls \`${name}\` with \`${json}\``);
     }
   }
   return `${parts.join("\n\n")}\n`;

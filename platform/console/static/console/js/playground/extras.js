@@ -41,8 +41,8 @@ export class Extras {
 
   /** Return the parameters to add to its sampling. */
   sampling() {
-    const wanted = this.#conversation.settings.probabilities === "yes";
-    return wanted ? { logprobs: true, top_logprobs: 5 } : {};
+    const isEnabled = this.#conversation.settings.probabilities === "yes";
+    return isEnabled ? { logprobs: true, top_logprobs: 5 } : {};
   }
 
   /** Return the first invalid field, or null; all invalid ones are marked. */
@@ -82,11 +82,11 @@ function problemOf(name, text) {
     const object = value && typeof value === "object" && !Array.isArray(value);
     return object ? "" : "A JSON schema is an object, such as {\"type\": \"object\"}.";
   }
-  for (const each of Array.isArray(value) ? value : [value]) {
-    const made = each?.function ?? each;
-    if (!NAME.test(made?.name ?? "")) return "Each tool needs a name of letters, digits, _ and -.";
-    if (made.parameters !== undefined && typeof made.parameters !== "object") {
-      return `The parameters of ${made.name} must be a JSON schema.`;
+  for (const entry of Array.isArray(value) ? value : [value]) {
+    const tool = entry?.function ?? entry;
+    if (!NAME.test(tool?.name ?? "")) return "Each tool needs a name of letters, digits, _ and -.";
+    if (tool.parameters !== undefined && typeof tool.parameters !== "object") {
+      return `The parameters of ${tool.name} must be a JSON schema.`;
     }
   }
   return "";
@@ -95,7 +95,7 @@ function problemOf(name, text) {
 /** Convert to OpenAI's format; bare functions are accepted too. */
 function toolList(text) {
   const value = JSON.parse(text);
-  return (Array.isArray(value) ? value : [value]).map((each) =>
-    each.function ? each : { type: "function", function: each },
+  return (Array.isArray(value) ? value : [value]).map((entry) =>
+    entry.function ? entry : { type: "function", function: entry },
   );
 }

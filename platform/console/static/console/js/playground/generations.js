@@ -73,13 +73,13 @@ export class Generations {
     if (!generation) return; // a late frame of a cancelled request
     generation.held.push(frame);
     if (frame.more) return; // wait for the remaining frames of the group
-    for (const each of generation.held.splice(0)) this.#take(generation, each);
+    for (const frame of generation.held.splice(0)) this.#dispatch(generation, frame);
     if (!frame.at) return;
     generation.frame = { ...generation.frame, after: frame.at };
     generation.handlers.at(generation.id, frame.at);
   }
 
-  #take({ handlers }, frame) {
+  #dispatch({ handlers }, frame) {
     const { type } = frame;
     if (type === "reasoning" || type === "delta") handlers[type](frame.text);
     else if (type === "logprobs") handlers.logprobs(frame.tokens);

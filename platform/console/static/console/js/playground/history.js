@@ -55,27 +55,27 @@ export class History {
     if (this.#panel.open) this.#load();
   }
 
-  async #load(before = "") {
+  async #load(cursor = "") {
     const turn = (this.#asked += 1);
     if (this.#tenants.value !== this.#tenant) this.#folder.value = ""; // folders are a tenant's
     this.#tenant = this.#tenants.value;
     const url = new URL(this.#tenants.address(this.#url), location.href);
     if (this.search.value) url.searchParams.set("q", this.search.value);
-    if (before) url.searchParams.set("before", before);
+    if (cursor) url.searchParams.set("before", cursor);
     if (this.#folder.value) url.searchParams.set("folder", this.#folder.value);
     try {
-      const { conversations, more, kept, folders } = await send("GET", url.pathname + url.search);
+      const { conversations, more, kept: storesThem, folders } = await send("GET", url.pathname + url.search);
       if (turn !== this.#asked) return; // the response to an older request
       this.#showFolders(folders);
       // A row that the user is renaming, sharing or deleting is kept while the list is reloaded.
       const busy = new Map([...this.#list.querySelectorAll("[data-busy]")].map((item) => [item.dataset.id, item]));
       const rows = conversations.map((row) => busy.get(row.id) ?? this.#row(row));
       const focused = document.activeElement;
-      if (before) this.#list.append(...rows);
+      if (cursor) this.#list.append(...rows);
       else this.#list.replaceChildren(...rows);
       if (focused !== document.activeElement && this.#list.contains(focused)) focused.focus();
       this.#more.hidden = !more;
-      const sentence = this.#sentence(this.#list.children.length, kept);
+      const sentence = this.#sentence(this.#list.children.length, storesThem);
       if (sentence || !this.#acted) this.#words.textContent = sentence;
     } catch (error) {
       this.#words.textContent = `The conversations can't be listed: ${error.message}`;
@@ -98,9 +98,9 @@ export class History {
     this.#words.textContent = words;
   }
 
-  #sentence(found, kept) {
-    if (!kept) return "This tenant keeps no conversations on the server. New ones stay in this tab.";
-    if (found) return "";
+  #sentence(numListed, storesThem) {
+    if (!storesThem) return "This tenant keeps no conversations on the server. New ones stay in this tab.";
+    if (numListed) return "";
     return this.search.value || this.#folder.value ? "Nothing found." : "No conversation yet. Your conversations will appear here.";
   }
 
@@ -128,8 +128,8 @@ export class History {
 
   async #export(row) {
     try {
-      const { document: kept } = await send("GET", `${this.#url}/${row.id}`);
-      saveFile(`${row.title.replace(/[^\p{L}\p{N}]+/gu, "-").slice(0, 60) || "conversation"}.md`, toMarkdown(row.title, kept));
+      const { document: conversation } = await send("GET", `${this.#url}/${row.id}`);
+      saveFile(`${row.title.replace(/[^\p{L}\p{N}]+/gu, "-").slice(0, 60) || "conversation"}.md`, toMarkdown(row.title, conversation));
     } catch (error) {
       this.#say(error.message);
     }
@@ -185,9 +185,9 @@ export class History {
   #askToShare(row, item) {
     const text = `Let all members of ${row.tenant} read "${row.title}"?`;
     this.#confirm(row, item, text, el("button", { type: "button", class: "button small" }, "Share"), async () => {
-      const shown = this.#row(row);
-      item.replaceWith(shown);
-      await this.#share(row, shown);
+      const rendered = this.#row(row);
+      item.replaceWith(rendered);
+      await this.#share(row, rendered);
     });
   }
 

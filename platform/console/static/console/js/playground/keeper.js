@@ -25,7 +25,7 @@ export class Keeper {
     this.#conversation = conversation;
     this.#tenants = tenants;
     this.#tell = tell;
-    conversation.addEventListener("changed", () => this.#noteChange());
+    conversation.addEventListener("changed", () => this.#recordChange());
   }
 
   /** Whether the chosen tenant is known not to store conversations. */
@@ -45,11 +45,11 @@ export class Keeper {
     if (!this.#conversation.saved) this.#later();
   }
 
-  #noteChange() {
+  #recordChange() {
     const running = this.#conversation.turns.some(isRunning);
-    const hasEnded = this.#running && !running;
+    const hasFinished = this.#running && !running;
     this.#running = running;
-    if (hasEnded) this.#save(); // immediately: the tab may be closed
+    if (hasFinished) this.#save(); // immediately: the tab may be closed
     else this.#later();
   }
 

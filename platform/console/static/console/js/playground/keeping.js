@@ -16,7 +16,7 @@ export class Keeping {
   constructor(root, parts) {
     this.#url = root.dataset.conversationsUrl;
     this.#parts = parts;
-    this.keeper = new Keeper(this.#url, parts.conversation, parts.tenants, (...told) => this.#told(...told));
+    this.keeper = new Keeper(this.#url, parts.conversation, parts.tenants, (...change) => this.#showState(...change));
     this.history = new History(byId("history"), byId("history-toggle"), this.#url, parts.tenants, {
       open: (id) => this.#open(id),
       current: () => parts.conversation.saved?.id,
@@ -65,7 +65,7 @@ export class Keeping {
     }
   }
 
-  #told(state, message) {
+  #showState(state, message) {
     if (state === "failed") this.#line.textContent = `Not kept on the server: ${message}`;
     else this.show();
     if (state === "kept") this.history.refresh();

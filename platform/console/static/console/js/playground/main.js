@@ -126,7 +126,7 @@ function showModels({ models, mcp_servers: servers = [], tenant, tenants: all = 
   root.dataset.models = "known";
 }
 
-const models = new Poll(() => tenants.address(modelsUrl), ({ models: found }) => (found.every(isReady) ? 5000 : 1500), {
+const models = new Poll(() => tenants.address(modelsUrl), ({ models: listed }) => (listed.every(isReady) ? 5000 : 1500), {
   data: showModels,
   failed: (message) => page.say(`The models can't be listed: ${message}`),
   loggedOut: () => connection.loggedOut(),
@@ -180,7 +180,7 @@ const presets = new Presets(byId("presets"), byId("preset-starters"), presetsUrl
       columns.values = [model, ...conversation.compared];
       showSettings();
     }
-    if (prompt) composer.put(prompt);
+    if (prompt) composer.setText(prompt);
   },
 });
 
@@ -202,7 +202,7 @@ byId("new-conversation").addEventListener("click", () => {
 byId("to-end").addEventListener("click", () => thread.follower.toEnd());
 for (const button of root.querySelectorAll("[data-starter]")) {
   button.addEventListener("click", () => {
-    if (!playground.send(button.dataset.starter)) composer.put(button.dataset.starter);
+    if (!playground.send(button.dataset.starter)) composer.setText(button.dataset.starter);
   });
 }
 addEventListener("keydown", keys);

@@ -1,18 +1,18 @@
 /** Sound of the microphone, as 16-bit samples at the rate that the realtime API takes. */
 
 export const RATE = 24_000;
-const PIECE_S = 0.1;
+const CHUNK_S = 0.1;
 
 export class Microphone {
   #stream;
   #context;
-  #pieces = [];
+  #chunks = [];
 
   /**
    * Ask for the microphone, and call `onPiece(Int16Array, loudness from 0 to 1)` until `stop`, `onEnd()` if the
    * device goes away. Throws an Error that says why there is no sound.
    */
-  async start(onPiece, onEnd) {
+  async start(onChunk, onEnd) {
     if (!navigator.mediaDevices) throw new Error("Browsers give the microphone to pages with https:// alone.");
     try {
       this.#stream = await navigator.mediaDevices.getUserMedia({ audio: { channelCount: 1 } });
@@ -22,11 +22,11 @@ export class Microphone {
     this.#stream.getTracks()[0].addEventListener("ended", onEnd);
     this.#context = new AudioContext();
     await this.#context.audioWorklet.addModule(new URL("microphone_worklet.js", import.meta.url));
-    const processorOptions = { rate: RATE, pieceLength: RATE * PIECE_S };
+    const processorOptions = { rate: RATE, chunkLength: RATE * CHUNK_S };
     const recorder = new AudioWorkletNode(this.#context, "recorder", { numberOfOutputs: 0, processorOptions });
     recorder.port.onmessage = ({ data }) => {
-      this.#pieces.push(data);
-      onPiece(data, loudness(data));
+      this.#chunks.push(data);
+      onChunk(data, loudness(data));
     };
     // Frequencies above half of the sample rate would alias into speech.
     const filter = new BiquadFilterNode(this.#context, { type: "lowpass", frequency: RATE * 0.45 });
@@ -38,7 +38,7 @@ export class Microphone {
   async stop() {
     for (const track of this.#stream?.getTracks() ?? []) track.stop();
     await this.#context?.close();
-    return new File([wavHeader(this.#pieces), ...this.#pieces], "recording.wav", { type: "audio/wav" });
+    return new File([wavHeader(this.#chunks), ...this.#chunks], "recording.wav", { type: "audio/wav" });
   }
 }
 
@@ -55,8 +55,8 @@ function loudness(samples) {
 }
 
 /** Of one channel of 16 bits. */
-function wavHeader(pieces) {
-  const numBytes = pieces.reduce((sum, { byteLength }) => sum + byteLength, 0);
+function wavHeader(chunks) {
+  const numBytes = chunks.reduce((sum, { byteLength }) => sum + byteLength, 0);
   const view = new DataView(new ArrayBuffer(44));
   const text = (offset, value) => [...value].forEach((letter, index) => view.setUint8(offset + index, letter.charCodeAt(0)));
   text(0, "RIFF");

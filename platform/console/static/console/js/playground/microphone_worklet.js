@@ -1,10 +1,10 @@
 /** Runs on the browser's audio thread: samples at the device's rate become pieces of 16 bits at another. */
 
 class Recorder extends AudioWorkletProcessor {
-  constructor({ processorOptions: { rate, pieceLength } }) {
+  constructor({ processorOptions: { rate, chunkLength } }) {
     super();
     this.step = sampleRate / rate;
-    this.piece = new Int16Array(pieceLength);
+    this.chunk = new Int16Array(chunkLength);
     this.length = 0;
     this.position = 0; // of the next sample to write, in samples after `last`
     this.last = 0;
@@ -24,10 +24,10 @@ class Recorder extends AudioWorkletProcessor {
   }
 
   write(sample) {
-    this.piece[this.length] = Math.max(-1, Math.min(1, sample)) * 32767;
+    this.chunk[this.length] = Math.max(-1, Math.min(1, sample)) * 32767;
     this.length += 1;
-    if (this.length < this.piece.length) return;
-    this.port.postMessage(this.piece.slice());
+    if (this.length < this.chunk.length) return;
+    this.port.postMessage(this.chunk.slice());
     this.length = 0;
   }
 }

@@ -20,7 +20,7 @@ export class Panel {
     // Clicking the dimmed page next to the panel closes it.
     dialog.addEventListener("click", (event) => event.target === dialog && this.hide());
     this.#wide.addEventListener("change", () => this.#fit());
-    if (this.#wide.matches && remembered(key) !== "closed") this.#showBeside();
+    if (this.#wide.matches && remembered(key) !== "closed") this.#dock();
   }
 
   get open() {
@@ -35,7 +35,7 @@ export class Panel {
   show() {
     if (this.#dialog.open) return;
     if (this.#wide.matches) {
-      this.#showBeside();
+      this.#dock();
       remember(this.#key, "open");
     } else {
       this.#dialog.showModal();
@@ -55,7 +55,7 @@ export class Panel {
   }
 
   /** Beside the page it's a part of it: showing it must not take the focus, as `show()` would. */
-  #showBeside() {
+  #dock() {
     this.#dialog.setAttribute("open", "");
     this.#button.setAttribute("aria-expanded", "true");
   }
@@ -68,7 +68,7 @@ export class Panel {
   #fit() {
     if (!this.#dialog.open) return;
     this.#dialog.close();
-    if (this.#wide.matches) this.#showBeside();
+    if (this.#wide.matches) this.#dock();
   }
 }
 

@@ -82,13 +82,13 @@ export class Picker {
     this.#button.replaceChildren(name, ...(model ? [stateBadge(model)] : []));
     this.#button.disabled = models.length === 0;
     // Keep the options if only states change: replacing a pressed one would lose the click.
-    const ids = models.map((each) => each.id).join("\n");
+    const ids = models.map((candidate) => candidate.id).join("\n");
     if (this.#list.dataset.ids !== ids) {
       this.#list.dataset.ids = ids;
       this.#list.replaceChildren(...models.map((_, index) => newOption(this.#list.id, index)));
     }
-    for (const [index, each] of models.entries()) {
-      fillOption(this.#list.children[index], each, each === model);
+    for (const [index, candidate] of models.entries()) {
+      fillOption(this.#list.children[index], candidate, candidate === model);
     }
     this.#point(Math.min(this.#active, models.length - 1));
   }
@@ -122,8 +122,8 @@ export class Picker {
 
   #point(index) {
     this.#active = index;
-    for (const [at, option] of [...this.#list.children].entries()) {
-      option.classList.toggle("pointed", at === index);
+    for (const [row, option] of [...this.#list.children].entries()) {
+      option.classList.toggle("pointed", row === index);
     }
     const option = this.#open() ? this.#list.children[index] : null;
     if (!option) return;

@@ -30,16 +30,16 @@ export class Playground {
     const { conversation, thread, composer } = this.#parts;
     const view = thread.views.at(-1);
     const columns = view?.views ?? [view];
-    const views = columns.filter((each) => each?.turn.state === "streaming");
+    const views = columns.filter((view) => view?.turn.state === "streaming");
     if (!views.length || this.#running) return;
     const running = { turn: view.turn, left: views.length, stopped: false, columns: [] };
     this.#running = running;
     composer.busy = true;
-    for (const each of views) {
-      const { going } = each.turn;
-      const messages = conversation.messages(conversation.turns.length - 1, columns.indexOf(each));
-      thread.grow(each, () => {});
-      this.#ask(running, { ...going.request, messages }, each, going);
+    for (const view of views) {
+      const { going } = view.turn;
+      const messages = conversation.messages(conversation.turns.length - 1, columns.indexOf(view));
+      thread.grow(view, () => {});
+      this.#ask(running, { ...going.request, messages }, view, going);
     }
   }
 
@@ -87,13 +87,13 @@ export class Playground {
   choose(turn) {
     this.#abandon();
     const { conversation, thread } = this.#parts;
-    const kept = conversation.turns.findIndex((each) => each.parent === turn.parent);
+    const start = conversation.turns.findIndex((node) => node.parent === turn.parent);
     conversation.choose(turn);
-    thread.truncate(kept);
-    for (const each of conversation.turns.slice(kept)) thread.add(each);
+    thread.truncate(start);
+    for (const node of conversation.turns.slice(start)) thread.add(node);
     this.#changed();
-    const shown = thread.views[kept]?.element;
-    shown?.querySelector(".turn-branches button:not(:disabled)")?.focus();
+    const view = thread.views[start]?.element;
+    view?.querySelector(".turn-branches button:not(:disabled)")?.focus();
   }
 
   /** Stop the streaming answers. */
@@ -108,13 +108,13 @@ export class Playground {
     const { conversation, page, thread } = this.#parts;
     if (conversation.empty) return;
     this.#abandon();
-    const takeBack = conversation.snapshot();
+    const undo = conversation.snapshot();
     conversation.clear();
     thread.truncate(0);
     this.#changed();
     page.offerUndo("New conversation. The last one is saved.", () => {
       if (!conversation.empty) return;
-      takeBack();
+      undo();
       this.restore();
     });
     this.#parts.composer.focus();
@@ -165,29 +165,29 @@ export class Playground {
   /** Whether a request can be sent; if not, focus the field that prevents it. */
   #ready(quiet = false) {
     const { settings, extras, panel, columns } = this.#parts;
-    const wrong = settings.check() ?? extras.check();
-    if (wrong && !quiet) {
+    const invalid = settings.check() ?? extras.check();
+    if (invalid && !quiet) {
       panel.show();
-      wrong.focus();
+      invalid.focus();
     }
-    return !wrong && Boolean(columns.pickers[0].model);
+    return !invalid && Boolean(columns.pickers[0].model);
   }
 
   #generate() {
     this.#abandon();
     const { thread, columns } = this.#parts;
     const requests = columns.pickers.map((_, column) => this.request(column));
-    const [first, ...others] = requests;
-    for (const request of others) request.sampling.seed = first.sampling.seed;
+    const [first, ...rest] = requests;
+    for (const request of rest) request.sampling.seed = first.sampling.seed;
     this.#asked = first;
-    const turn = { role: "assistant", ...begun(first), ...(others.length && { beside: others.map(begun) }) };
+    const turn = { role: "assistant", ...startedAnswer(first), ...(rest.length && { beside: rest.map(startedAnswer) }) };
     const view = this.#add(turn);
     thread.follower.toEnd();
     const views = view.views ?? [view];
     const running = { turn, left: views.length, stopped: false, columns: [] };
     this.#running = running;
     this.#parts.composer.busy = true;
-    for (const [index, each] of views.entries()) this.#ask(running, requests[index], each);
+    for (const [index, view] of views.entries()) this.#ask(running, requests[index], view);
   }
 
   #ask(running, request, view, going = null) {
@@ -321,7 +321,7 @@ export class Playground {
   }
 }
 
-function begun({ model }) {
+function startedAnswer({ model }) {
   return { text: "", model, state: "streaming" };
 }
 

@@ -31,12 +31,12 @@ export class Settings {
 
   /** What to send as `sampling`; call `check` first. */
   sampling() {
-    const found = {};
+    const values = {};
     for (const input of this.#inputs()) {
       const value = parse(input);
-      if (value !== undefined) found[input.name] = value;
+      if (value !== undefined) values[input.name] = value;
     }
-    return found;
+    return values;
   }
 
   /** Return the first invalid field, or null; all invalid ones are marked. */
@@ -133,8 +133,8 @@ function problemOf(input) {
 
 function problemOfStrings(input) {
   const strings = parseStrings(input.value) ?? [];
-  const { most, chars } = input.dataset;
-  if (strings.length > most) return `At most ${most} strings.`;
+  const { most: limit, chars } = input.dataset;
+  if (strings.length > limit) return `At most ${limit} strings.`;
   if (strings.some((text) => text.length > chars)) return `At most ${chars} characters each.`;
   return "";
 }

@@ -1,7 +1,7 @@
 /** What was just asked, as a program. The key is read from the environment, never written down. */
 
 /** Fields that OpenAI's Python library knows; others go into `extra_body`. */
-const KNOWN = new Set(
+const SDK_FIELDS = new Set(
   "model messages temperature top_p max_tokens stop presence_penalty frequency_penalty seed logprobs top_logprobs tools tool_choice response_format".split(" "),
 );
 const OFTEN = 4; // spaces
@@ -23,10 +23,10 @@ JSON
 }
 
 function python(body, base) {
-  const known = Object.entries(body).filter(([name]) => KNOWN.has(name));
-  const extra = Object.fromEntries(Object.entries(body).filter(([name]) => !KNOWN.has(name)));
-  if (Object.keys(extra).length) known.push(["extra_body", extra]);
-  const lines = known.map(([name, value]) => `    ${name}=${literal(value, OFTEN)},`);
+  const fields = Object.entries(body).filter(([name]) => SDK_FIELDS.has(name));
+  const extra = Object.fromEntries(Object.entries(body).filter(([name]) => !SDK_FIELDS.has(name)));
+  if (Object.keys(extra).length) fields.push(["extra_body", extra]);
+  const lines = fields.map(([name, value]) => `    ${name}=${literal(value, OFTEN)},`);
   return `import os
 
 from openai import OpenAI
@@ -54,8 +54,8 @@ function literal(value, indent) {
   const [open, close] = Array.isArray(value) ? "[]" : "{}";
   const inner = " ".repeat(indent + OFTEN);
   const parts = Array.isArray(value)
-    ? value.map((each) => literal(each, indent + OFTEN))
-    : Object.entries(value).map(([name, each]) => `${JSON.stringify(name)}: ${literal(each, indent + OFTEN)}`);
+    ? value.map((item) => literal(item, indent + OFTEN))
+    : Object.entries(value).map(([name, item]) => `${JSON.stringify(name)}: ${literal(item, indent + OFTEN)}`);
   if (parts.length === 0) return open + close;
   return `${open}\n${parts.map((part) => `${inner}${part},\n`).join("")}${" ".repeat(indent)}${close}`;
 }

@@ -28,8 +28,8 @@ function setBusy(isBusy) {
 // -- Lines of text.
 
 function clock(seconds) {
-  const whole = Math.floor(seconds);
-  return `${Math.floor(whole / 60)}:${String(whole % 60).padStart(2, "0")}`;
+  const rounded = Math.floor(seconds);
+  return `${Math.floor(rounded / 60)}:${String(rounded % 60).padStart(2, "0")}`;
 }
 
 /** A line of text at its time; a click on it plays from there. Returns a function that says more in it. */
@@ -140,9 +140,9 @@ record.addEventListener("click", async () => {
   recording = { microphone, transcript };
   try {
     await microphone.start(
-      (piece, loudness) => {
+      (chunk, loudness) => {
         level.value = loudness;
-        transcript.append(piece);
+        transcript.append(chunk);
       },
       () => finish("The microphone is gone."),
     );

@@ -69,9 +69,9 @@ async function streamCompletion(body, signal) {
   for await (const chunk of stream(runUrl, streamed, signal)) {
     if (!last) showAnswer(body, chunk, [text]);
     last = chunk;
-    const piece = chunk.choices[0]?.text;
-    if (piece) firstAt ??= performance.now();
-    text.append(piece ?? "");
+    const delta = chunk.choices[0]?.text;
+    if (delta) firstAt ??= performance.now();
+    text.append(delta ?? "");
   }
   return { usage: last?.usage, firstAt };
 }
@@ -144,12 +144,12 @@ function showAnswer(body, { id }, elements) {
 }
 
 /** What an answer took. Its speed is of the tokens after the first. */
-function figures({ usage, firstAt }, startedAt, endedAt) {
-  const parts = [duration(endedAt - startedAt)];
+function figures({ usage, firstAt }, startedAt, finishedAt) {
+  const parts = [duration(finishedAt - startedAt)];
   if (usage?.prompt_tokens) parts.push(`prompt ${plural(usage.prompt_tokens, "token")}`);
   const tokens = usage?.completion_tokens ?? 0;
   if (tokens) parts.push(plural(tokens, "token"));
-  if (tokens >= MIN_RATED_TOKENS && endedAt > firstAt) parts.push(`${rate(((tokens - 1) * 1000) / (endedAt - firstAt))} tok/s`);
+  if (tokens >= MIN_RATED_TOKENS && finishedAt > firstAt) parts.push(`${rate(((tokens - 1) * 1000) / (finishedAt - firstAt))} tok/s`);
   return parts.join(" · ");
 }
 

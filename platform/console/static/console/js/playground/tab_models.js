@@ -10,7 +10,7 @@ export async function listModels(form, say, onReady) {
     const { models, view_only: viewOnly } = await send("GET", form.dataset.modelsUrl);
     const option = ({ id, state }) => el("option", { value: id, disabled: state !== "ready" }, state === "ready" ? id : `${id} (${state})`);
     model.replaceChildren(...models.map(option));
-    const ready = models.find((each) => each.state === "ready");
+    const ready = models.find((candidate) => candidate.state === "ready");
     if (ready) model.value = ready.id;
     else model.replaceChildren(el("option", { value: "" }, models.length ? "No model is ready" : "No model for this"), ...models.map(option));
     model.disabled = models.length === 0;

@@ -12,14 +12,14 @@ export class Tenants {
   #line;
   #key;
   #value;
-  #shown = "";
+  #listed = "";
 
   /** `linked`: the tenant of a link, used only once. `onChange()`: the user chose another one. */
   constructor(select, line, reader, linked, onChange) {
     this.#select = select;
     this.#line = line;
     this.#key = PREFIX + reader;
-    this.#value = linked ?? this.#kept();
+    this.#value = linked ?? this.#stored();
     select.addEventListener("change", () => {
       this.#value = select.value;
       this.#keep();
@@ -43,16 +43,16 @@ export class Tenants {
     const several = tenants.length > 1;
     this.#select.parentElement.hidden = !several;
     this.#line.textContent = current && !several ? `Usage counts towards ${current}` : "";
-    const shown = JSON.stringify(tenants);
-    if (shown !== this.#shown) {
+    const listed = JSON.stringify(tenants);
+    if (listed !== this.#listed) {
       // Don't rebuild the list while it is open.
-      this.#shown = shown;
+      this.#listed = listed;
       this.#select.replaceChildren(...tenants.map(({ id, name }) => el("option", { value: id }, name)));
     }
     this.#select.value = this.#value;
   }
 
-  #kept() {
+  #stored() {
     try {
       return localStorage.getItem(this.#key) ?? "";
     } catch {

@@ -45,9 +45,9 @@ export class ThinkingView {
 
   #show(thinking) {
     const { reasoning, thoughtFor } = this.#turn;
-    const over = thoughtFor ? `Thought for ${duration(thoughtFor)}` : "Thoughts";
+    const title = thoughtFor ? `Thought for ${duration(thoughtFor)}` : "Thoughts";
     this.element.hidden = !reasoning;
     this.element.dataset.state = thinking ? "thinking" : "over";
-    this.#title.textContent = thinking ? "Thinking" : over;
+    this.#title.textContent = thinking ? "Thinking" : title;
   }
 }

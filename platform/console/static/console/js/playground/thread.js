@@ -39,7 +39,7 @@ export class Thread {
   truncate(length) {
     for (const view of this.views.splice(length)) {
       view.element.remove();
-      for (const each of view.views ?? [view]) this.#growing.delete(each);
+      for (const answerView of view.views ?? [view]) this.#growing.delete(answerView);
     }
   }
 

@@ -43,19 +43,19 @@ export class TokensView {
       ),
     );
     this.#card.hidden = false;
-    const room = this.element.clientWidth - this.#card.offsetWidth;
-    this.#card.style.left = `${Math.max(0, Math.min(room, target.offsetLeft))}px`;
+    const space = this.element.clientWidth - this.#card.offsetWidth;
+    this.#card.style.left = `${Math.max(0, Math.min(space, target.offsetLeft))}px`;
     this.#card.style.top = `${target.offsetTop + target.offsetHeight + 4}px`;
     target.setAttribute("aria-describedby", this.#card.id);
   }
 
   #key(event) {
     const all = [...this.element.querySelectorAll("[data-index]")];
-    const at = all.indexOf(document.activeElement);
-    const to = { ArrowRight: at + 1, ArrowLeft: at - 1, Home: 0, End: all.length - 1 }[event.key];
+    const index = all.indexOf(document.activeElement);
+    const to = { ArrowRight: index + 1, ArrowLeft: index - 1, Home: 0, End: all.length - 1 }[event.key];
     if (to === undefined || !all[to]) return;
     event.preventDefault();
-    all[at].tabIndex = -1;
+    all[index].tabIndex = -1;
     all[to].tabIndex = 0;
     all[to].focus();
   }

@@ -55,8 +55,8 @@ export class ToolServers {
   }
 
   #choose(name, on) {
-    const others = this.#conversation.servers.filter((each) => each !== name);
-    this.#conversation.servers = on ? [...others, name] : others;
+    const remaining = this.#conversation.servers.filter((server) => server !== name);
+    this.#conversation.servers = on ? [...remaining, name] : remaining;
     this.#conversation.changed();
   }
 }
