@@ -50,7 +50,7 @@ def test_chats_with_sound_say_what_the_engine_says_of_it_and_pay_by_the_second(
     vectors = heard[0][:num_vectors].contiguous()
     flags = (
         *("--model", str(folder), "--served-model-name", "qwen", "--dtype", "float32"),
-        "--enable-prompt-embeds",
+        *("--enable-prompt-embeds", "--no-worker"),
     )
     with running(tmp_path, *flags) as product:
         prices = ("--input", "0", "--output", "0", "--audio-minute", "0.006")

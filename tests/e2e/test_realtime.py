@@ -43,7 +43,7 @@ FAILURES = ("error", f"{TRANSCRIPTION}.failed")
 def product(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Product]:
     folder = tmp_path_factory.mktemp("realtime")
     flags = ("--model", str(tiny_en()), "--served-model-name", "whisper", "--dtype", "float32")
-    with running(folder, *flags, QUIRE_METRICS_TOKEN=METRICS_TOKEN) as started:
+    with running(folder, "--no-worker", *flags, QUIRE_METRICS_TOKEN=METRICS_TOKEN) as started:
         yield started
 
 

@@ -28,7 +28,7 @@ def test_chats_with_videos_say_what_the_engine_says_of_their_frames(tmp_path: Pa
     params = SamplingParams(temperature=0, max_tokens=10, ignore_eos=True)
     [result] = llm.generate({"prompt": prompt, "multi_modal_data": {"video": frames}}, params)
     flags = ("--model", str(folder), "--served-model-name", "qwen", "--dtype", "float32")
-    with running(tmp_path, *flags) as product:
+    with running(tmp_path, "--no-worker", *flags) as product:
         client = httpx.Client(
             base_url=product.base_url,
             headers={"Authorization": f"Bearer {product.api_key}"},
