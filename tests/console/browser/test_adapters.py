@@ -43,7 +43,7 @@ def test_what_is_no_adapter_is_refused_at_once(open_page: Open, tmp_path: Path) 
     page.locator("#upload-name").fill("bad")
     page.set_input_files("#upload-files", [pickle])
     page.get_by_role("button", name="Upload").click()
-    status_line = page.locator("#upload-told")
+    status_line = page.locator("#upload-status")
     expect(status_line).to_contain_text("is a pickle")
     expect(status_line).to_have_attribute("data-kind", "error")
     width = page.evaluate("document.documentElement.scrollWidth - innerWidth")
@@ -133,5 +133,5 @@ def test_a_folder_is_dropped(open_page: Open, tmp_path: Path) -> None:
         "adapter_model",
     ]
     drop(*folders)
-    expect(page.locator("#upload-told")).to_contain_text("more than one adapter")
+    expect(page.locator("#upload-status")).to_contain_text("more than one adapter")
     expect(chosen).to_have_count(0)

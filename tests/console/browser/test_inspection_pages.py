@@ -47,7 +47,7 @@ def prove(page: Page, other: str) -> None:
 def test_a_button_proves_isolation_and_leads_to_the_stories(go: Go) -> None:
     page = go("/console/kv/")
     prove(page, "rival")
-    proof = page.locator(".proof-said")
+    proof = page.locator(".proof-verdict")
     expect(proof).to_have_attribute("data-verdict", "isolated", timeout=60_000)
     rows = page.locator("#proof-result tbody tr")
     expect(rows).to_have_count(4)
@@ -57,7 +57,7 @@ def test_a_button_proves_isolation_and_leads_to_the_stories(go: Go) -> None:
     expect(page.locator("#kv-tenants")).to_contain_text("rival")
     expect(page.locator("#kv-legend")).to_contain_text("acme")
     page.locator("#kv-cells").hover(position={"x": 6, "y": 6})
-    expect(page.locator("#kv-told")).to_contain_text(re.compile(r"Block \d+ of 16 tokens"))
+    expect(page.locator("#kv-cell")).to_contain_text(re.compile(r"Block \d+ of 16 tokens"))
     second = rows.nth(1).get_by_role("link")
     second.click()
     page.wait_for_url("**/console/requests/**")
@@ -74,7 +74,7 @@ def test_a_button_proves_isolation_and_leads_to_the_stories(go: Go) -> None:
 def test_a_tenants_map_names_nobody_else(go: Go, product: LiveServer) -> None:
     root = go("/console/kv/")
     prove(root, "rival")
-    expect(root.locator(".proof-said")).to_have_attribute(
+    expect(root.locator(".proof-verdict")).to_have_attribute(
         "data-verdict", "isolated", timeout=60_000
     )
     page = go("/console/kv/", "ada")
@@ -87,10 +87,10 @@ def test_a_tenants_map_names_nobody_else(go: Go, product: LiveServer) -> None:
     assert "rival" not in text
     assert page.request.get(f"{product.url}/api/blocks/r1/?tenant=rival").status == 404
     prove(page, "")
-    expect(page.locator(".proof-said")).to_have_attribute(
+    expect(page.locator(".proof-verdict")).to_have_attribute(
         "data-verdict", "isolated", timeout=60_000
     )
-    expect(page.locator(".proof-said")).to_contain_text("An unused namespace sent")
+    expect(page.locator(".proof-verdict")).to_contain_text("An unused namespace sent")
 
 
 def test_a_map_that_is_cut_off_comes_back(go: Go, product: LiveServer) -> None:

@@ -224,7 +224,7 @@ def prove_isolation(house: House, journey: Journey) -> None:
     """A neighbour's isolation proved."""
     journey.follow("KV map")
     journey.press("Prove isolation")
-    expect(house.page.locator(".proof-said")).to_have_attribute("data-verdict", "isolated")
+    expect(house.page.locator(".proof-verdict")).to_have_attribute("data-verdict", "isolated")
 
 
 def understand_bill(house: House, journey: Journey) -> None:

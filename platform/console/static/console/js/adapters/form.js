@@ -97,7 +97,7 @@ export class UploadForm {
     if (error instanceof Stopped) return this.#tell("The upload was cancelled.");
     if (error.code === "recent_authentication_required") {
       const link = el("a", { href: this.#form.dataset.again }, "Prove who you are");
-      byId("upload-told").replaceChildren(link, ", then upload it again.");
+      byId("upload-status").replaceChildren(link, ", then upload it again.");
       return undefined;
     }
     return this.#tell(error.message, "error");
@@ -115,7 +115,7 @@ export class UploadForm {
   }
 
   #tell(text, kind = "") {
-    byId("upload-told").textContent = text;
-    byId("upload-told").dataset.kind = kind;
+    byId("upload-status").textContent = text;
+    byId("upload-status").dataset.kind = kind;
   }
 }

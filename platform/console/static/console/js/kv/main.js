@@ -29,7 +29,7 @@ function start(section) {
   };
   const tell = (cell) => {
     pointed = cell;
-    if (cell >= 0) byId("kv-told").textContent = cells.describe(cell, { ofTenant, blockSize: cells.sums.block_size });
+    if (cell >= 0) byId("kv-cell").textContent = cells.describe(cell, { ofTenant, blockSize: cells.sums.block_size });
   };
   for (const button of section.querySelectorAll("[data-colour]")) {
     button.addEventListener("click", () => {

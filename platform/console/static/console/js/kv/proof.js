@@ -35,7 +35,7 @@ async function ask(form) {
 }
 
 function verdictText(verdict, text) {
-  return el("p", { class: "proof-said", dataset: { verdict } }, text);
+  return el("p", { class: "proof-verdict", dataset: { verdict } }, text);
 }
 
 function table(steps) {

@@ -25,7 +25,7 @@ export class Chart {
     this.stacked = stacked;
     this.fixed = max;
     this.empty = empty;
-    this.top = el("span", { class: "chart-most" });
+    this.top = el("span", { class: "chart-max" });
     this.when = el("span", { class: "chart-when" });
     this.plot = svg("g");
     this.middle = el("span", { class: "chart-middle", "aria-hidden": "true" });
