@@ -72,6 +72,17 @@ class RankGroup(ABC):
         """Return the seconds that this rank has waited for others in gathers."""
 
     @abstractmethod
+    def listen(self) -> bool:
+        """Sleep until another rank waits in a gather that this one isn't in. False: interrupted.
+
+        No gather may run here meanwhile. Raises `RankError` if a rank has failed.
+        """
+
+    @abstractmethod
+    def interrupt(self) -> None:
+        """End this rank's `listen`, or the next one. May be called from any thread."""
+
+    @abstractmethod
     def fail(self) -> None:
         """Make this and all later gathers of all ranks fail. May be called from any thread."""
 

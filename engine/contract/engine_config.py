@@ -401,6 +401,14 @@ class EngineConfig(Settings):
         "one; default: mp or uni",
         choices=EXECUTOR_BACKENDS,
     )
+    data_parallel_size: int = cli_field(
+        1,
+        "number of engines with requests of their own that a launcher starts; with "
+        "enable_expert_parallel they share the experts",
+        short="-dp",
+        low=1,
+        high=64,
+    )
     nnodes: int = cli_field(
         1, "number of machines whose ranks share the model, as many on each", low=1, high=64
     )
@@ -525,6 +533,7 @@ class EngineConfig(Settings):
                 "enable_eplb needs enable_expert_parallel and a tensor_parallel_size above 1.",
                 param="enable_eplb",
             )
+        self._check_data_parallel()
         self._check_nodes()
         check_media_limits(self)
         if not self.enable_chunked_prefill and self.max_num_batched_tokens is not None:
@@ -535,6 +544,23 @@ class EngineConfig(Settings):
                     f"max_model_len ({limit}) when chunked prefill is off.",
                     param="max_num_batched_tokens",
                 )
+
+    def _check_data_parallel(self) -> None:
+        if self.data_parallel_size == 1:
+            return
+        if self.distributed_executor_backend != "external_launcher":
+            raise ConfigError(
+                f"data_parallel_size must be 1; got {self.data_parallel_size}: an engine is one "
+                "replica, but for distributed_executor_backend=external_launcher. For `quire "
+                "serve` and `quire load_model` it is the same as --replicas.",
+                param="data_parallel_size",
+            )
+        if self.shares_experts and self.world_size > 1:
+            raise ConfigError(
+                "data_parallel_size with enable_expert_parallel is for tensor_parallel_size and "
+                f"pipeline_parallel_size 1; got {self.world_size} ranks.",
+                param="data_parallel_size",
+            )
 
     def _check_nodes(self) -> None:
         if self.nnodes == 1:
@@ -566,6 +592,16 @@ class EngineConfig(Settings):
     def world_size(self) -> int:
         """Number of ranks that share the model."""
         return self.tensor_parallel_size * self.pipeline_parallel_size
+
+    @property
+    def needs_equal_requests(self) -> bool:
+        """Whether a launcher's processes must get the same requests, because they share a model."""
+        return self.distributed_executor_backend == "external_launcher" and self.world_size > 1
+
+    @property
+    def shares_experts(self) -> bool:
+        """Whether engines with requests of their own share the model's experts."""
+        return self.enable_expert_parallel and self.data_parallel_size > 1
 
     @property
     def eplb(self) -> EPLBConfig | None:

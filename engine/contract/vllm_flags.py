@@ -496,14 +496,6 @@ _OF_THE_MANUAL: tuple[VllmFlag, ...] = (
     restricted_flag(
         "ray_workers_use_nsight", bool, (False,), "ranks run on CPUs, which Nsight doesn't measure."
     ),
-    restricted_flag(
-        "data_parallel_size",
-        int,
-        (1,),
-        "an engine is one replica. For `quire serve` and `quire load_model` it is the same as "
-        "--replicas.",
-        short=("-dp",),
-    ),
     restricted_flag("decode_context_parallel_size", int, (1,), _SINGLE_DEVICE, short=("-dcp",)),
     ignored_flag("max_parallel_loading_workers", int, "each rank loads its part of the model."),
     ignored_flag(

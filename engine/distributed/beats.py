@@ -1,4 +1,6 @@
-"""`BeatLink`: heartbeats, and failures, between the first rank and one on another machine."""
+"""Heartbeats of ranks. `BeatLink`: those, and failures, between the first one and one on another
+machine.
+"""
 
 from __future__ import annotations
 
@@ -7,8 +9,30 @@ from contextlib import suppress
 
 from engine.distributed.channel import ChannelClosed
 
+BEAT_INTERVAL_S = 0.1
+#: Polls without a heartbeat after which a rank counts as frozen: it is noticed within 2 s.
+MAX_MISSED_POLLS = 15
 #: A beat is one byte, 0 or that of a failed attempt.
 _NUM_ATTEMPTS = 255
+
+
+class MissedBeats:
+    """Counts polls without a heartbeat of a rank.
+
+    Polls are counted, not seconds: this process may have been suspended, too.
+    """
+
+    def __init__(self) -> None:
+        self._latest = self._missed = 0
+
+    def is_late(self, num_beats: int) -> bool:
+        """Poll. Returns whether too many had no new heartbeat; before the first one none has.
+
+        `num_beats`: the rank's so far.
+        """
+        self._missed = 0 if num_beats != self._latest or not num_beats else self._missed + 1
+        self._latest = num_beats
+        return self._missed >= MAX_MISSED_POLLS
 
 
 class BeatLink:

@@ -168,6 +168,12 @@ class Rendezvous:
         except (RuntimeError, OSError) as error:
             raise EngineFault(f"The ranks' store has ended: {error}") from error
 
+    def wait_for_all(self, what: str) -> None:
+        """Wait until all ranks have come here. Raises `EngineFault` if one doesn't."""
+        self.write(f"{what}/{self.state.rank}", "")
+        for rank in range(self.state.world_size):
+            self.read(f"{what}/{rank}", rank)
+
     def _check(self, deadline: float, rank: int) -> None:
         """Raise `EngineFault` where it's of no use to wait for `rank` any longer."""
         if reason := self._find_failure():

@@ -49,7 +49,7 @@ class ExpertBalancer:
             experts.loads[:] = 0
 
     def _rebalance(self, index: int, experts: MixtureOfExperts) -> None:
-        described, shard = experts.layers, self._model.shard
+        described, shard = experts.layers, self._model.expert_shard
         loads = experts.loads.tolist()
         if described is None or shard is None or not any(loads):
             return

@@ -17,13 +17,16 @@ import torch.distributed as dist
 from engine.contract.engine_config import EngineConfig
 from engine.contract.errors import ConfigError, EngineFault
 from engine.devices.cpu import kernels_on
-from engine.distributed.parallel_state import ParallelState
+from engine.distributed.memory import RankMemory
+from engine.distributed.parallel_state import DATA_PARAM, ParallelState
 from engine.distributed.rendezvous import Rendezvous, stage_sockets
 from engine.executor.abstract import Capacity, StepFuture
+from engine.executor.expert_lockstep import ExpertLockstep
 from engine.executor.rank_settings import check_ranks, rank_config, rank_memory_bytes
 from engine.executor.ranked_step import RankedStep
 from engine.executor.uniproc_executor import UniProcExecutor
 from engine.scheduler.plan import StepPlan, StepResult
+from kernels import KernelSet
 
 _PARAM = "distributed_executor_backend"
 #: Numbers the engines of a process, which all ranks create in the same order.
@@ -47,14 +50,27 @@ class ExternalExecutor(UniProcExecutor):
         state = launched_state(config, os.environ)
         ops = kernels_on("cpu", config)
         store, _, _ = next(dist.rendezvous("env://"))
-        group = f"quire/{next(_groups)}/{int(os.environ['RANK']) // state.world_size}"
+        number, host = next(_groups), os.environ["MASTER_ADDR"]
+        index = int(os.environ["RANK"]) // state.world_size  # of this model
         self._rendezvous = meeting = Rendezvous(
-            dist.PrefixStore(group, store), state, os.environ["MASTER_ADDR"]
+            dist.PrefixStore(f"quire/{number}/{index}", store), state, host
         )
+        expert_memory = None
+        if config.shares_experts:
+            peers = ParallelState(index, config.data_parallel_size)
+            self._peers = Rendezvous(
+                dist.PrefixStore(f"quire/{number}/experts", store), peers, host
+            )
+            expert_memory = share_expert_memory(self._peers, ops)
         memory = meeting.share_memory(rank_memory_bytes(config, ops))
         sockets = stage_sockets(state, meeting.connect())
         index, size = meeting.local_ranks.index(state.rank), len(meeting.local_ranks)
-        super().__init__(rank_config(config, index, size, ops), memory, sockets)
+        super().__init__(rank_config(config, index, size, ops), memory, sockets, expert_memory)
+        self._lockstep: ExpertLockstep | None = None
+        if expert_memory is not None and self.worker.expert_ranks is not None:
+            self._lockstep = ExpertLockstep(self.worker, self.worker.expert_ranks, expert_memory)
+            self._lockstep.watch()
+            self.worker.forward_scope = self._lockstep
 
     @property
     def measures_prefill_pace(self) -> bool:
@@ -69,6 +85,12 @@ class ExternalExecutor(UniProcExecutor):
         capacity = msgspec.json.decode(self._rendezvous.read("capacity", 0), type=Capacity)
         self.worker.set_capacity(capacity)
         return capacity
+
+    def allocate_cache(self) -> None:
+        super().allocate_cache()
+        if self._lockstep is not None:
+            self._peers.wait_for_all("ready")
+            self._lockstep.join()
 
     def execute(self, plan: StepPlan) -> StepResult:
         with self.explain_failure(plan.step):
@@ -91,7 +113,9 @@ class ExternalExecutor(UniProcExecutor):
             yield
         except Exception as error:
             self.worker.fail_ranks()
-            group = self.worker.ranks
+            if self._lockstep is not None:
+                self._lockstep.check()
+            group = self.worker.ranks or self.worker.expert_ranks
             missing = None if group is None else group.missing_rank
             who = f"Rank {self.worker.rank}" if missing is None else f"Rank {missing}"
             raise EngineFault(f"{who} failed in step {step}: {error}") from error
@@ -100,9 +124,46 @@ class ExternalExecutor(UniProcExecutor):
         self.check_health()
         raise EngineFault("A step failed, and ranks of a launcher can't begin anew.")
 
+    def check_health(self) -> None:
+        super().check_health()
+        if self._lockstep is not None:
+            self._lockstep.check()
+
+    def check_sleep(self) -> None:
+        super().check_sleep()
+        if self._lockstep is not None:
+            raise ConfigError(
+                f"enable_sleep_mode can't be used where {DATA_PARAM} shares experts: other engines "
+                "need those of this one.",
+                param="enable_sleep_mode",
+            )
+
     def shutdown(self) -> None:
+        if self._lockstep is not None:
+            self._lockstep.close()
         super().shutdown()
         self.worker.close_connections()
+
+
+def share_expert_memory(peers: Rendezvous, ops: KernelSet) -> RankMemory:
+    """The memory of engines that share experts. Raises `ConfigError` unless all are on one machine,
+    with the compiled kernels.
+    """
+    size = peers.state.tensor_parallel_size
+    if len(peers.local_ranks) < size:
+        raise ConfigError(
+            f"{DATA_PARAM}={size} with enable_expert_parallel can't be used on several machines: "
+            "engines share experts through memory. Run replicas with all experts on each.",
+            param=DATA_PARAM,
+        )
+    num_bytes = ops.rank_memory_bytes(size)
+    if not num_bytes:
+        raise ConfigError(
+            f"{DATA_PARAM}={size} with enable_expert_parallel needs the compiled CPU kernels; "
+            f"{ops.name} runs here: {ops.why}.",
+            param=DATA_PARAM,
+        )
+    return peers.share_memory(num_bytes)
 
 
 def launched_state(config: EngineConfig, environ: Mapping[str, str]) -> ParallelState:
@@ -119,6 +180,13 @@ def launched_state(config: EngineConfig, environ: Mapping[str, str]) -> Parallel
             param=_PARAM,
         )
     size, num_processes = config.world_size, int(environ["WORLD_SIZE"])
+    num_models = config.data_parallel_size
+    if num_models > 1 and num_processes != size * num_models:
+        raise ConfigError(
+            f"The launcher's number of processes must be that of all ranks, {size * num_models}; "
+            f"got {num_processes}.",
+            param=DATA_PARAM,
+        )
     if num_processes % size:
         raise ConfigError(
             f"The launcher's number of processes must be a multiple of tensor_parallel_size * "

@@ -21,7 +21,7 @@ import torch.distributed as dist
 
 from engine.contract.engine_config import EngineConfig
 from engine.contract.lora import AdapterRef
-from engine.distributed.beats import BeatLink
+from engine.distributed.beats import BEAT_INTERVAL_S, BeatLink
 from engine.distributed.channel import (
     Channel,
     ChannelClosed,
@@ -51,7 +51,6 @@ from engine.worker.interface import PendingStep
 
 log = logging.getLogger(__name__)
 
-BEAT_INTERVAL_S = 0.1
 #: Missed heartbeats of the first rank after which this one exits: it would have nothing to do.
 MAX_MISSED_BEATS = 100
 _POLL_S = 60.0

@@ -18,14 +18,13 @@ from typing import Any, Protocol
 import msgspec
 
 from engine.contract.errors import EngineFault
-from engine.distributed.beats import BeatLink
+from engine.distributed.beats import BEAT_INTERVAL_S, MAX_MISSED_POLLS, BeatLink, MissedBeats
 from engine.distributed.channel import Channel, ChannelClosed, RankReply, encode_message
 from engine.distributed.memory import RankMemory
 from engine.distributed.parallel_state import ParallelState
 from engine.distributed.pipeline import StageSockets
 from engine.distributed.rendezvous import stage_links, stage_sockets
 from engine.executor.rank_process import (
-    BEAT_INTERVAL_S,
     JoinArguments,
     RankArguments,
     StagedAdapter,
@@ -34,8 +33,6 @@ from kernels.interface import RankGroup
 
 log = logging.getLogger(__name__)
 
-#: Polls without a heartbeat after which a rank counts as frozen: it is noticed within 2 s.
-_MISSED_BEATS = 15
 #: Timeout of calls after startup, which take seconds: a rank that is alive may still be stuck.
 CALL_TIMEOUT_S = 300.0
 _END_TIMEOUT_S = 5.0
@@ -128,7 +125,7 @@ class RankWatch:
         self._memory, self._handles = memory, handles
         self._channels, self._links = channels, links
         self._finished = threading.Event()
-        self._beats = [(0, 0)] * len(handles)
+        self._missed = [MissedBeats() for _ in handles]
         self._thread = threading.Thread(target=self._run, name="ranks", daemon=True)
         self._thread.start()
 
@@ -171,11 +168,9 @@ class RankWatch:
         if reason := self._handles[index].poll():
             return f"Rank {rank} {reason}."
         beats = self._links[index].num_beats if self._links else self._memory.num_beats(rank)
-        latest, missed = self._beats[index]
-        # Polls are counted, not seconds: this process may have been suspended, too.
-        self._beats[index] = (beats, 0 if beats != latest or not beats else missed + 1)
-        if self._beats[index][1] >= _MISSED_BEATS:
-            return f"Rank {rank} has given no sign of life for {_MISSED_BEATS * BEAT_INTERVAL_S} s."
+        if self._missed[index].is_late(beats):
+            seconds = MAX_MISSED_POLLS * BEAT_INTERVAL_S
+            return f"Rank {rank} has given no sign of life for {seconds} s."
         return ""
 
 

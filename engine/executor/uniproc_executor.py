@@ -134,9 +134,10 @@ class UniProcExecutor:
         config: EngineConfig,
         memory: RankMemory | None = None,
         stage_sockets: StageSockets | None = None,
+        expert_memory: RankMemory | None = None,
     ) -> None:
-        """`memory`, `stage_sockets`: see `Worker`."""
-        self.worker = worker = Worker(config, memory, stage_sockets)
+        """`memory`, `stage_sockets`, `expert_memory`: see `Worker`."""
+        self.worker = worker = Worker(config, memory, stage_sockets, expert_memory)
         self.adapters: AdapterHost = worker.adapters
         self.drafts: DraftHost = worker.drafts
         self._thread: StepThread | None = None

@@ -86,6 +86,7 @@ class Worker:
         ranks: the ranks that share the tensors of layers, including this one; None: it has all of
             them.
         stage: its pipeline stage; None: it has all layers.
+        expert_ranks: the ranks that have nothing but the experts in common; None: there are none.
         device: the device of the model.
         loaded: the model; set by `load`.
         capacity: set by `determine_available_blocks`.
@@ -100,9 +101,11 @@ class Worker:
         config: EngineConfig,
         memory: RankMemory | None = None,
         stage_sockets: StageSockets | None = None,
+        expert_memory: RankMemory | None = None,
     ) -> None:
         """`memory`: shared by the ranks of the model; None: this is the only rank. `stage_sockets`:
-        connections to the ranks of other stages.
+        connections to the ranks of other stages. `expert_memory`: shared by ranks that have the
+        model's experts alone in common; None: there are none.
 
         Raises `ConfigError` for a device that isn't available or doesn't support ranks.
         """
@@ -123,6 +126,11 @@ class Worker:
                 stage_sockets or StageSockets(),
                 parse_partition(partition, config.pipeline_parallel_size) if partition else (),
             )
+        self.expert_ranks: RankGroup | None = None
+        if expert_memory is not None:
+            self.expert_ranks = _join_ranks(expert_memory, self.device.kernels, None)
+        #: Entered while the model computes.
+        self.forward_scope: AbstractContextManager[None] = nullcontext()
         self._attachments, self._masks = Attachments(), BitmaskInbox()
         self.adapters = LoraWorker(config, self.device, _DTYPES)
         self.drafts = DraftWorkers(self._use_threads)
@@ -146,6 +154,7 @@ class Worker:
             self.ranks,
             self.device.build_model,
             stage=self.stage,
+            expert_ranks=self.expert_ranks,
         )
         self._kv_dtype = _DTYPES.get(self._config.kv_cache_dtype, self.loaded.dtype)
         model, eplb = self.loaded.model, self._config.eplb
@@ -176,14 +185,21 @@ class Worker:
     @property
     def collective_s(self) -> float:
         """Seconds that this rank has waited for ranks that share layers with it."""
-        return 0.0 if self.ranks is None else self.ranks.waited_s
+        groups = (self.ranks, self.expert_ranks)
+        return sum(group.waited_s for group in groups if group is not None)
+
+    @torch.inference_mode()
+    def join_forward(self) -> None:
+        """Take part in a forward pass of other ranks, which may choose experts of this one."""
+        cast(NativeDecoder, self.loaded.model).join_experts()
 
     def fail_ranks(self) -> None:
         """Mark the ranks as failed: none waits for another until all are reset."""
         if self._memory is not None:
             self._memory.set_failed(True)
-        if self.ranks is not None:
-            self.ranks.fail()
+        for group in (self.ranks, self.expert_ranks):
+            if group is not None:
+                group.fail()
 
     def reset_ranks(self) -> None:
         """Reset the rank group after a failure; see `RankGroup.reset`."""
@@ -463,7 +479,7 @@ class Worker:
         self._use_threads()
         self._balance_experts(plan)
         self.device.note_step(plan)
-        with self._kv_transfer_of(plan):
+        with self._kv_transfer_of(plan), self.forward_scope:
             return self._runner.execute(plan)
 
     def _kv_transfer_of(self, plan: StepPlan) -> AbstractContextManager[None]:
@@ -490,7 +506,7 @@ class Worker:
         if not plan.seq_ids:
             return self._runner.launch(plan, inputs)
         self._balance_experts(plan)
-        with self._kv_transfer_of(plan):
+        with self._kv_transfer_of(plan), self.forward_scope:
             return self._runner.launch(plan, inputs)
 
     def _balance_experts(self, plan: StepPlan) -> None:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from engine.contract.errors import InvalidRequest
-from engine.distributed.parallel_state import PIPELINE_PARAM
+from engine.distributed.parallel_state import DATA_PARAM, PIPELINE_PARAM
 from engine.lora.adapter import LoRAAdapter, LoRALayer
 from engine.lora.layer_delta import AdaptableModel, LayerDeltaBuilder, dora_column_scale, zero_input
 from engine.lora.lm_head import LMHeadWithAddedTokens
@@ -253,10 +253,21 @@ class AdapterPacker:
                         f"Adapters of {linear.parts[0].name} aren't supported.",
                         param=linear.parts[0].name,
                     )
+                self._check_experts(slot)
                 parts = self._fused(linear, layers[slot], deltas)
                 if (rows := self._local_rows(index, slot)) is not None:
                     parts.select_rows(rows)
                 yield slot, parts
+
+    def _check_experts(self, slot: str) -> None:
+        """Raise `InvalidRequest` for a change of an expert that runs other engines' tokens."""
+        shard = self._model.expert_shard if isinstance(self._model, NativeDecoder) else None
+        if shard is not None and shard.local_rows and "." in slot:
+            raise InvalidRequest(
+                f"Adapters of experts can't be used with {DATA_PARAM}={shard.ranks.size}: serve "
+                "them with one engine.",
+                param="model",
+            )
 
     def _local_rows(self, index: int, slot: str) -> list[range] | None:
         """Return this rank's rows of a linear layer; None: all rows."""

@@ -60,6 +60,8 @@ class LoadedModel:
     ranks: RankGroup | None = None
     #: Its layers among those of several processes; None: it has all of them.
     stage: PipelineStage | None = None
+    #: Processes that share its experts alone; None: there are none.
+    expert_ranks: RankGroup | None = None
 
     @property
     def runs_whole_prompts(self) -> bool:
@@ -112,6 +114,7 @@ def load_model(
     ranks: RankGroup | None = None,
     build: Callable[[BuildRequest], LoadedImpl] = build_model,
     stage: PipelineStage | None = None,
+    expert_ranks: RankGroup | None = None,
 ) -> LoadedModel:
     """Load the model that `config` names, or this rank's share, for the kernels of its device.
 
@@ -130,7 +133,9 @@ def load_model(
     defaults = sampling_defaults(
         overrides if config.generation_config == "vllm" else generation | overrides
     )
-    order = BuildRequest(folder, raw, config, ops, progress, ranks=ranks, stage=stage)
+    order = BuildRequest(
+        folder, raw, config, ops, progress, ranks=ranks, stage=stage, expert_ranks=expert_ranks
+    )
     try:
         files = tokenizer_folder(config, folder)
         tokenizer = None if config.skip_tokenizer_init else load_tokenizer(files)
@@ -165,6 +170,7 @@ def load_model(
         io_processor=_io_processor(config, raw, built.pooler),
         ranks=ranks,
         stage=stage,
+        expert_ranks=expert_ranks,
     )
 
 
@@ -213,6 +219,7 @@ def reload_model(
             lambda done, total: None,
             ranks=loaded.ranks,
             stage=loaded.stage,
+            expert_ranks=loaded.expert_ranks,
         )
     )
     if _facts(built.spec, built.max_model_len) != _facts(loaded.spec, loaded.max_model_len):

@@ -18,7 +18,7 @@ from engine.checkpoints.safetensors import WeightReader, check_dummy_size
 from engine.contract.checkpoint_options import CHECKPOINT_METHODS, ONLINE_METHODS
 from engine.contract.engine_config import EngineConfig
 from engine.contract.errors import BadModelConfig, ConfigError, ModelLoadError
-from engine.distributed.parallel_state import PIPELINE_PARAM
+from engine.distributed.parallel_state import DATA_PARAM, PIPELINE_PARAM
 from engine.distributed.pipeline import PipelineStage
 from engine.models.attention_backend import with_attention_backend
 from engine.models.decoder import NativeDecoder
@@ -31,7 +31,7 @@ from engine.models.kv_scales import PARAM as KV_SCALE_PARAM
 from engine.models.kv_scales import read_kv_scale_file, read_kv_scales
 from engine.models.registry import ModelRegistry, decoder_spec, has_native_decoder, is_transformers
 from engine.models.rotary_embedding import RopeSpec
-from engine.models.sharding import PARAM
+from engine.models.sharding import PARAM, ExpertShard
 from engine.models.speech.alignment import read_alignment_heads
 from engine.models.speech.whisper import WhisperEncoderSpec, WhisperModel
 from engine.models.vision.dual_encoder import DualEncoderSpec
@@ -217,6 +217,7 @@ class BuildRequest:
         progress: called with (done, total) while weights load.
         ranks: the tensor-parallel ranks; None if this process holds whole layers.
         stage: this process's pipeline stage; None if it holds all layers.
+        expert_ranks: processes that share only the experts, each with its own tokens; or None.
     """
 
     folder: Path
@@ -227,11 +228,33 @@ class BuildRequest:
     quantized: QuantizationPlan = QuantizationPlan(None, None)
     ranks: RankGroup | None = None
     stage: PipelineStage | None = None
+    expert_ranks: RankGroup | None = None
+
+
+def _expert_shard(order: BuildRequest, spec: DecoderSpec) -> ExpertShard | None:
+    """The experts of this rank. Raises `ConfigError` for a model without any, whose ranks would
+    share nothing.
+    """
+    config = order.config
+    if order.expert_ranks is not None:
+        if spec.moe is None:
+            raise ConfigError(
+                f"{DATA_PARAM}={order.expert_ranks.size} with enable_expert_parallel can't be "
+                f"used: {spec.architecture} has no experts. Leave both out, and run more replicas.",
+                param=DATA_PARAM,
+            )
+        return ExpertShard(order.expert_ranks, local_rows=True)
+    if order.ranks is None or not config.enable_expert_parallel:
+        return None
+    return ExpertShard(order.ranks, config.eplb.num_redundant_experts if config.eplb else 0)
 
 
 def reject_ranks(order: BuildRequest, what: str) -> None:
     """Raise `ConfigError` if several ranks are requested for a model that runs in one process."""
-    for param, group in ((PARAM, order.ranks), (PIPELINE_PARAM, order.stage)):
+    groups = {
+        PARAM: order.ranks, PIPELINE_PARAM: order.stage, DATA_PARAM: order.expert_ranks
+    }  # fmt: skip
+    for param, group in groups.items():
         if group is not None:
             raise ConfigError(
                 f"{param}={group.size} can't be used for {what}: several ranks share models of "
@@ -413,8 +436,7 @@ def _native(
             config.round_activations,
             order.ranks,
             order.stage,
-            expert_parallel=config.enable_expert_parallel,
-            num_redundant_experts=config.eplb.num_redundant_experts if config.eplb else 0,
+            expert_shard=_expert_shard(order, spec),
             reopen_weights=lambda: open_weights(folder, config, order.ops.device, form),
         )
         if isinstance(model, VisionDecoder) and vision is not None:
@@ -444,7 +466,7 @@ def _native(
     if isinstance(model, NativeDecoder):
         model.set_kv_scales(scales)
     # Weights that this stage or expert-parallel rank doesn't read belong to another.
-    is_partial = order.stage is not None or (order.ranks and config.enable_expert_parallel)
+    is_partial = order.stage is not None or _expert_shard(order, spec) is not None
     unread = [] if is_partial else weights.unused_names()
     if vision is not None:
         unread = [name for name in unread if not name.startswith(vision.ignored_prefixes)]
@@ -459,7 +481,7 @@ def _native(
 def _pooled(order: BuildRequest, settings: PoolingModelConfig) -> LoadedImpl:
     """Build a pooling model, which returns vectors, labels or scores."""
     folder, raw, config = order.folder, order.raw, order.config
-    if order.stage is not None:
+    if order.stage is not None or order.expert_ranks is not None:
         reject_ranks(order, "a pooling model")
     check_online_quantization(order.quantized.rounds, order.ops)
     refuse_kv_scale_file(config, "a pooling model")
@@ -477,9 +499,10 @@ def _pooled(order: BuildRequest, settings: PoolingModelConfig) -> LoadedImpl:
     dtype = resolve_dtype(config.dtype, spec.dtype)
     if isinstance(spec, DecoderSpec):
         _check_dummy_size(spec, dtype, order)
+    shard = _expert_shard(order, spec) if isinstance(spec, DecoderSpec) else None
     model, pooler = load_pooled(
         settings, spec, folder, config, order.ops, dtype, max_model_len, order.progress,
-        order.quantized.form, order.quantized.rounds, order.ranks, vision,
+        order.quantized.form, order.quantized.rounds, order.ranks, vision, shard,
     )  # fmt: skip
     # An encoder has no logits, and pooling doesn't need any.
     return LoadedImpl(cast(EngineModel, model), spec, dtype, max_model_len, pooler)

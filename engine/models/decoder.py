@@ -43,7 +43,7 @@ from engine.models.layers.moe import Weights
 from engine.models.layers.norm import Norm, make_norm
 from engine.models.lora import NO_ADAPTERS, DeviceHeads, StepAdapters
 from engine.models.rotary_embedding import rotate_in_planes
-from engine.models.sharding import ModelShard, check_stages
+from engine.models.sharding import ExpertShard, ModelShard, check_stages
 from engine.models.supports_lora import (
     AdaptableLinear,
     SupportsLoRA,
@@ -77,8 +77,8 @@ class NativeDecoder(SupportsLoRA):
         round_inputs: let bf16 weights meet activations rounded to bf16, where that is faster.
         ranks: processes that share the tensors of layers; None: this one has all of them.
         stage: its layers among those of several processes; None: it has all of them.
-        expert_parallel: each of the ranks has some experts, instead of some columns of all.
-        num_redundant_experts: see `ModelShard`.
+        expert_shard: the experts that this rank has of each layer; None: all of them, or columns
+            of all.
         reopen_weights: opens the checkpoint again, for experts that are moved here.
 
     Attributes:
@@ -103,15 +103,14 @@ class NativeDecoder(SupportsLoRA):
         ranks: RankGroup | None = None,
         stage: PipelineStage | None = None,
         *,
-        expert_parallel: bool = False,
-        num_redundant_experts: int = 0,
+        expert_shard: ExpertShard | None = None,
         reopen_weights: Callable[[], Any] | None = None,
     ) -> None:
         super().__init__()
         self.full_spec, self.stage = spec, stage
-        self.shard, self._reopen_weights = None, reopen_weights
-        if ranks is not None:
-            self.shard = ModelShard(spec, ranks, expert_parallel, num_redundant_experts)
+        self._reopen_weights = reopen_weights
+        self.shard = None if ranks is None else ModelShard(spec, ranks)
+        self.expert_shard = expert_shard
         self.spec = spec if self.shard is None else self.shard.spec
         self.description, self.first_layer = describe(spec), 0
         if stage is not None:
@@ -198,6 +197,7 @@ class NativeDecoder(SupportsLoRA):
             weights,
             scheme,
             self.shard,
+            self.expert_shard,
         )
 
     def load_experts(
@@ -215,6 +215,12 @@ class NativeDecoder(SupportsLoRA):
         finally:
             weights.close()
         return {expert: experts[expert] for expert in requested}
+
+    def join_experts(self) -> None:
+        """Take part in a forward pass of other ranks, which have tokens of their own."""
+        for weights in self.weights:
+            if weights.experts is not None:
+                weights.experts(torch.empty((0, self.spec.hidden_size)))
 
     def _load_tables(self, loader: WeightLoader) -> None:
         """The embedding, what is added to it, and the head."""

@@ -32,7 +32,8 @@ class ExpertLoader:
         """`requested`: experts to load; None: the initial ones of this rank."""
         self._requested = requested
         self._loader, self._block, self._moe = loader, block, block.moe
-        self._shard, self._hidden = loader.shard, loader.spec.hidden_size
+        self._shard, self._expert_shard = loader.shard, loader.expert_shard
+        self._hidden = loader.spec.hidden_size
 
     def load(self) -> MixtureOfExperts:
         """The router, the experts and what all tokens share."""
@@ -53,8 +54,7 @@ class ExpertLoader:
             loader.weights.release()
             return fused
         experts = self.experts()
-        shard = self._shard
-        ranks = shard.ranks if shard is not None and shard.expert_parallel else None
+        shard = self._expert_shard
         return ops.compile_experts(
             ExpertLayers(
                 router=router,
@@ -75,10 +75,9 @@ class ExpertLoader:
                 shared_gate_up=None if shared is None else shared.up,
                 shared_down=None if shared is None else shared.down,
                 shared_gate=gate,
-                ranks=ranks,
-                owners=()
-                if ranks is None or shard is None
-                else shard.expert_owners(moe.num_experts),
+                ranks=None if shard is None else shard.ranks,
+                owners=() if shard is None else shard.owners(moe.num_experts),
+                local_rows=shard is not None and shard.local_rows,
             )
         )
 
@@ -163,11 +162,11 @@ class ExpertLoader:
 
     def _is_local(self, index: int) -> bool:
         """Whether an expert, or a part of it, is in this rank."""
-        shard = self._shard
-        if shard is None or not shard.expert_parallel:
+        shard = self._expert_shard
+        if shard is None:
             return True
         if self._requested is None:
-            owners = shard.expert_owners(self._moe.num_experts)
+            owners = shard.owners(self._moe.num_experts)
             self._requested = {
                 expert for expert, ranks in enumerate(owners) if shard.ranks.rank in ranks
             }
@@ -186,7 +185,7 @@ class ExpertLoader:
         loader, shard, inner = self._loader, self._shard, self._moe.intermediate_size
         scheme = loader.scheme.layers
         (ups, up_bias, order, up_names), (downs, down_bias, down_names) = up, down
-        if shard is None or shard.expert_parallel:  # all of an expert is here
+        if shard is None or self._expert_shard is not None:  # all of an expert is here
             return (
                 loader.pack_sources(ups, up_bias, scheme, order, up_names),
                 loader.pack_sources(downs, down_bias, scheme, names=down_names),

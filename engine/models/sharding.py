@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from engine.contract.errors import ConfigError
 from engine.distributed.expert_placement import assign_experts
@@ -34,6 +34,28 @@ def split_evenly(count: int, size: int) -> tuple[int, ...]:
     return tuple(min(count, units * rank // size * unit) for rank in range(size + 1))
 
 
+@dataclass(frozen=True, slots=True)
+class ExpertShard:
+    """Which experts of each layer are this rank's.
+
+    Attributes:
+        ranks: the group.
+        num_redundant: copies of experts in each layer, beside one of each.
+        local_rows: each rank has tokens of its own; else all have the same ones.
+    """
+
+    ranks: RankGroup
+    num_redundant: int = 0
+    local_rows: bool = False
+
+    def owners(self, count: int) -> list[tuple[int, ...]]:
+        """The ranks that have each of `count` experts, before any has moved."""
+        size = self.ranks.size
+        if self.num_redundant:
+            return assign_experts([0] * count, size, self.num_redundant)
+        return [(((expert + 1) * size - 1) // count,) for expert in range(count)]
+
+
 class ModelShard:
     """What of a model is this rank's.
 
@@ -45,18 +67,8 @@ class ModelShard:
             cache.
     """
 
-    def __init__(
-        self,
-        spec: DecoderSpec,
-        ranks: RankGroup,
-        expert_parallel: bool = False,
-        num_redundant_experts: int = 0,
-    ) -> None:
-        """`expert_parallel`: each rank has some experts, instead of some columns of all;
-        `num_redundant_experts`: copies of experts in each layer, beside one of each.
-
-        Raises `ConfigError` for a model that can't be cut.
-        """
+    def __init__(self, spec: DecoderSpec, ranks: RankGroup) -> None:
+        """Raises `ConfigError` for a model that can't be cut."""
         self.ranks, size = ranks, ranks.size
         if spec.altup is not None:
             raise ConfigError(
@@ -64,7 +76,6 @@ class ModelShard:
                 "all its gates. Leave it out, and run more replicas.",
                 param=PARAM,
             )
-        self.expert_parallel, self._num_redundant = expert_parallel, num_redundant_experts
         self.full_spec, self.splits_heads = spec, splits_heads(spec, size)
         if not self.splits_heads and ranks.rank == 0:
             log.warning(
@@ -128,13 +139,6 @@ class ModelShard:
         local_rows = self.local_slice(self.inner(inner))
         parts = (0, inner) if gated else (0,)
         return [range(part + local_rows.start, part + local_rows.stop) for part in parts]
-
-    def expert_owners(self, count: int) -> list[tuple[int, ...]]:
-        """The ranks that have each of `count` experts, before any has moved."""
-        size = self.ranks.size
-        if self._num_redundant:
-            return assign_experts([0] * count, size, self._num_redundant)
-        return [(((expert + 1) * size - 1) // count,) for expert in range(count)]
 
     def outputs(self, rows: int) -> tuple[int, ...]:
         """Where each rank's rows of a weight of `rows` rows begin."""

@@ -48,7 +48,7 @@ from engine.models.layers.moe import (
 from engine.models.lora import LowRankLinear
 from engine.models.relative_position import logarithmic_bucket
 from engine.models.rotary_embedding import MAX_PLANE_ROWS, RopeSpec, cos_sin_table
-from engine.models.sharding import ModelShard
+from engine.models.sharding import ExpertShard, ModelShard
 from engine.quantization.packing import (
     DenseSource,
     LinearPacker,
@@ -84,6 +84,7 @@ class WeightLoader:
         max_model_len: length of the rotary tables.
         scheme: which weights are kept in few bits.
         shard: what of the model is this rank's; None: all.
+        expert_shard: which experts are this rank's; None: all, or its shard of them.
     """
 
     def __init__(
@@ -95,9 +96,10 @@ class WeightLoader:
         weights: Weights,
         scheme: QuantScheme = QuantScheme(),  # noqa: B008
         shard: ModelShard | None = None,
+        expert_shard: ExpertShard | None = None,
     ) -> None:
         self.spec, self.ops, self.dtype, self.weights = spec, ops, dtype, weights
-        self.scheme, self.shard = scheme, shard
+        self.scheme, self.shard, self.expert_shard = scheme, shard, expert_shard
         self._max_model_len = max_model_len
         self._tables: list[tuple[RopeSpec, Tensor]] = []
         self._scratch = LoadBuffer()

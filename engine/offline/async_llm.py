@@ -79,7 +79,7 @@ class AsyncLLM:
     """
 
     def __init__(self, config: EngineConfig) -> None:
-        if config.distributed_executor_backend == "external_launcher":
+        if config.needs_equal_requests:
             raise ConfigError(
                 "distributed_executor_backend=external_launcher can't be used with AsyncLLM: ranks "
                 "would get requests in different steps. Use LLM.",

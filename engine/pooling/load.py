@@ -22,6 +22,7 @@ from engine.models.families.common import Config
 from engine.models.layers.moe import Weights
 from engine.models.layers.norm import Transform
 from engine.models.registry import decoder_spec, native_architectures
+from engine.models.sharding import ExpertShard
 from engine.models.vision.dual_encoder import (
     DUAL_ENCODERS,
     DualEncoder,
@@ -114,12 +115,14 @@ def load_pooled(
     rounds: str | None = None,
     ranks: RankGroup | None = None,
     vision: VisionFamily | None = None,
+    expert_shard: ExpertShard | None = None,
 ) -> tuple[NativeDecoder | NativeEncoder, Pooler]:
     """Load the transformer in `dtype`, and its pooler.
 
     `form` is the checkpoint's quantization format, `rounds` the method that rounds the
-    transformer's weights while they load, `ranks` the tensor-parallel ranks of a decoder, and
-    `vision` the encoder in front of a decoder; each may be None.
+    transformer's weights while they load, `ranks` the tensor-parallel ranks of a decoder,
+    `vision` the encoder in front of a decoder, and `expert_shard` this rank's experts; each may be
+    None.
 
     Raises `ModelLoadError` for missing or misshapen weights.
     """
@@ -143,8 +146,7 @@ def load_pooled(
             max_model_len,
             rounds,
             ranks=ranks,
-            expert_parallel=config.enable_expert_parallel,
-            num_redundant_experts=config.eplb.num_redundant_experts if config.eplb else 0,
+            expert_shard=expert_shard,
             reopen_weights=lambda: _weights(folder, config, form),
         )
     if isinstance(model, VisionDecoder) and vision is not None:

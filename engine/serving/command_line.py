@@ -82,7 +82,7 @@ def main(argv: list[str] | None = None) -> int:
         config = EngineConfig.from_cli_args(args)
         if not config.model:
             raise ConfigError("--model is required.", param="model")
-        if config.distributed_executor_backend == "external_launcher":
+        if config.needs_equal_requests:
             raise ConfigError(
                 "distributed_executor_backend=external_launcher is for programs that use LLM: each "
                 "rank would serve the same requests.",

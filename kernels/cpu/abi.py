@@ -62,7 +62,7 @@ class Experts(ctypes.Structure):
         ("top_groups", L), ("group_best", L), ("router", P), ("gate_up", P), ("down", P),
         ("shared_gate_up", P), ("shared_down", P), ("shared_gate", P), ("choice_bias", P),
         ("softmax_first", N), ("sigmoid", N), ("renormalize", N), ("scale", F), ("act", Activation),
-        ("ranks", P), ("owners", P), ("copies", L), ("loads", P),
+        ("ranks", P), ("owners", P), ("copies", L), ("loads", P), ("local_rows", N),
     ]
 
 
@@ -248,6 +248,8 @@ FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     "quire_ranks_fail": (None, [P]),
     "quire_ranks_reset": (None, [P]),
     "quire_ranks_forget_failure": (None, [P]),
+    "quire_ranks_listen": (N, [P]),
+    "quire_ranks_interrupt": (None, [P]),
     "quire_ranks_waited_ns": (L, [P]),
     "quire_ranks_missing": (N, [P]),
     "quire_ranks_gathers": (L, [P]),

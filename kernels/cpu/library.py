@@ -29,6 +29,7 @@ ERRORS = {
     8: "row slices of a weight must be whole panels of its format",
 }
 NO_MEMORY = 6
+INTERRUPTED = 11
 RANK_ERRORS = {9: "another rank has failed", 10: "a rank did not arrive in time"}
 
 

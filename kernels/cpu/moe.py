@@ -145,6 +145,7 @@ class CpuExperts(MixtureOfExperts):
             owners=self._owners.ctypes.data,
             copies=copies,
             loads=self.loads.ctypes.data,
+            local_rows=experts.local_rows,
         )
         self.address = ctypes.addressof(self._table)
         self._ups, self._downs = ups, downs

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from kernels.cpu.library import Library, check, check_dense
+from kernels.cpu.library import INTERRUPTED, Library, check, check_dense
 from kernels.cpu.linear import CpuLinear
 from kernels.cpu.memory import num_threads
 from kernels.errors import RankTimeout
@@ -99,6 +99,15 @@ class CpuRankGroup(RankGroup):
         if status:
             check(status)
         return out
+
+    def listen(self) -> bool:
+        status = self._library.ranks_listen(self.handle)
+        if status not in (0, INTERRUPTED):
+            check(status)
+        return status == 0
+
+    def interrupt(self) -> None:
+        self._library.ranks_interrupt(self.handle)
 
     def fail(self) -> None:
         self._library.ranks_fail(self.handle)

@@ -56,8 +56,9 @@ class WireWorker(Worker):
         config: EngineConfig,
         memory: RankMemory | None = None,
         stage_sockets: StageSockets | None = None,
+        expert_memory: RankMemory | None = None,
     ) -> None:
-        super().__init__(config, memory, stage_sockets)
+        super().__init__(config, memory, stage_sockets, expert_memory)
         self.drafts = _SentDrafts(self._use_threads)
 
     def load(self, progress: Callable[[int, int], None]) -> ModelFacts:

@@ -15,7 +15,7 @@ from kernels.cpu import CpuKernels
 from kernels.cpu.ranks import SLOT_BYTES
 from kernels.errors import RankError, RankTimeout
 from kernels.interface import ActivationSpec, ExpertLayers, LinearLayer, RankGroup
-from kernels.layers import AbsentLinear
+from kernels.layers import AbsentLinear, MixtureOfExperts
 
 pytestmark = pytest.mark.usefixtures("compiled")
 
@@ -130,6 +130,67 @@ def test_experts_of_several_ranks_give_the_bits_of_all_in_one(pool: ThreadPoolEx
 
     expected = run()
     assert all(torch.equal(output, expected) for output in on_all(pool, ranks, run))
+
+
+def test_ranks_with_rows_of_their_own_share_experts(pool: ThreadPoolExecutor) -> None:
+    ops, ranks, hidden, inner, count = CpuKernels(), join(3), 64, 16, 5
+    weights = [
+        (torch.randn(2 * inner, hidden) / 8, torch.randn(hidden, inner)) for _ in range(count)
+    ]
+    router, owners = torch.randn(count, hidden), ((0,), (0, 2), (1,), (2,), (2,))
+    shared = [torch.randn(2 * inner, hidden) / 8, torch.randn(hidden, inner)]
+
+    def compiled(rank: RankGroup | None = None) -> MixtureOfExperts:
+        def pack(index: int, part: int) -> LinearLayer:
+            weight = weights[index][part]
+            if rank is None or rank.rank in owners[index]:
+                return ops.PackedLinear(weight)
+            return AbsentLinear(*reversed(weight.shape))
+
+        return ops.compile_experts(
+            ExpertLayers(
+                router=ops.PackedLinear(router),
+                gate_up=[pack(index, 0) for index in range(count)],
+                down=[pack(index, 1) for index in range(count)],
+                top_k=2,
+                softmax_first=True,
+                renormalize=True,
+                activation=ActivationSpec("silu"),
+                shared_gate_up=ops.PackedLinear(shared[0]),
+                shared_down=ops.PackedLinear(shared[1]),
+                ranks=rank,
+                owners=() if rank is None else owners,
+                local_rows=rank is not None,
+            )
+        )
+
+    # One has more rows than go together, and one has none.
+    x = [torch.randn(rows, hidden) for rows in (400, 0, 3)]
+    of_all = compiled()
+    experts = {rank.rank: compiled(rank) for rank in ranks}
+    for _ in range(2):
+        results = on_all(pool, ranks, lambda rank: experts[rank.rank](x[rank.rank]))
+        assert all(
+            torch.equal(output, of_all(rows)) for output, rows in zip(results, x, strict=True)
+        )
+
+
+def test_a_rank_listens_until_another_one_waits_for_it(pool: ThreadPoolExecutor) -> None:
+    (one, two), x, starts = join(2), torch.ones(1, 2), (0, 2, 4)
+    one.interrupt()
+    assert not one.listen()  # it was before
+    for _ in range(3):
+        waits = pool.submit(two.gather, x, starts)
+        assert one.listen()
+        one.gather(x, starts)
+        assert waits.result(60).sum() == 4
+    listens = pool.submit(one.listen)
+    one.interrupt()
+    assert not listens.result(60)
+    listens = pool.submit(one.listen)
+    two.fail()
+    with pytest.raises(RankError, match="another rank has failed"):
+        listens.result(60)
 
 
 def test_a_rank_that_does_not_come_is_named_and_all_begin_anew(pool: ThreadPoolExecutor) -> None:

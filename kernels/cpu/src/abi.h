@@ -118,6 +118,7 @@ struct Experts {
                                   // are null
   int64_t copies;
   int64_t* loads;                 // [count], tokens that went to each expert so far, where ranks are
+  int32_t local_rows;               // each rank has rows of its own; else all have the same ones
 };
 
 // What an adapter adds to neighbouring columns of y: (x A^T)[start, start + rank) times B^T.
@@ -405,6 +406,8 @@ void quire_ranks_free(void* group);
 void quire_ranks_fail(void* group);
 void quire_ranks_reset(void* group);
 void quire_ranks_forget_failure(void* group);
+int quire_ranks_listen(void* group);
+void quire_ranks_interrupt(void* group);
 int64_t quire_ranks_waited_ns(const void* group);
 int quire_ranks_missing(const void* group);
 int64_t quire_ranks_gathers(const void* group);

@@ -95,7 +95,7 @@ QUIRE_OFFSET(RopeArgs, neox, 192);
 QUIRE_OFFSET(RopeArgs, dtype, 196);
 QUIRE_OFFSET(RopeArgs, cache_dtype, 200);
 
-QUIRE_SIZE(Experts, 184);
+QUIRE_SIZE(Experts, 192);
 QUIRE_OFFSET(Experts, hidden, 0);
 QUIRE_OFFSET(Experts, count, 8);
 QUIRE_OFFSET(Experts, top_k, 16);
@@ -120,6 +120,7 @@ QUIRE_OFFSET(Experts, ranks, 152);
 QUIRE_OFFSET(Experts, owners, 160);
 QUIRE_OFFSET(Experts, copies, 168);
 QUIRE_OFFSET(Experts, loads, 176);
+QUIRE_OFFSET(Experts, local_rows, 184);
 
 QUIRE_SIZE(LoraPart, 48);
 QUIRE_OFFSET(LoraPart, b, 0);

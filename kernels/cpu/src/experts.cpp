@@ -23,6 +23,7 @@ struct Buffers {
   float *gated, *inner;    // [kRowsAtOnce, 2 inner], [kRowsAtOnce, inner]
   float* out;              // [kRowsAtOnce, hidden], what the expert says of them
   float* pairs;            // [kRowsAtOnce * top_k, hidden], what all say, where ranks share them
+  float* all;              // [kRowsAtOnce, hidden], the rows of all ranks, where each has its own
 };
 
 // What an expert is chosen by.
@@ -242,9 +243,9 @@ using Hits = std::vector<std::vector<Hit>>;
 
 // Rows whose experts are of several ranks: each rank runs its own, and gets what the others say of
 // all rows, so that it adds up in the order of experts. The rows of an expert that several ranks have
-// are dealt to them. pairs [rows * top_k, hidden].
-int run_shared_out(const Experts& e, const Hits& hits, float* out, const float* x, const Buffers& b,
-                   float* pairs, int threads) {
+// are dealt to them. pairs [rows * top_k, hidden]. `out` are the rows [low, high) of x.
+int run_shared_out(const Experts& e, const Hits& hits, float* out, int64_t low, int64_t high,
+                   const float* x, const Buffers& b, float* pairs, int threads) {
   RankGroup& group = *static_cast<RankGroup*>(e.ranks);
   const int64_t per_round = group.slot_floats() / e.hidden;
   if (per_round < 1) return kNoMemory;
@@ -286,8 +287,67 @@ int run_shared_out(const Experts& e, const Hits& hits, float* out, const float* 
     group.advance();
   }
   for (int64_t i = 0; i < e.count; i++) {
-    const int64_t count = static_cast<int64_t>(hits[i].size());
-    if (count) add_hits(e, hits[i].data(), count, out, pairs + first[i] * e.hidden, threads);
+    const auto begins = [](const Hit& hit, int64_t row) { return hit.row < row; };
+    const auto from = std::lower_bound(hits[i].begin(), hits[i].end(), low, begins);
+    std::vector<Hit> local(from, std::lower_bound(from, hits[i].end(), high, begins));
+    for (Hit& hit : local) hit.row -= low;
+    const float* said = pairs + (first[i] + (from - hits[i].begin())) * e.hidden;
+    if (!local.empty())
+      add_hits(e, local.data(), static_cast<int64_t>(local.size()), out, said, threads);
+  }
+  return kOk;
+}
+
+// At the start of a slot, where each rank has rows of its own: how many it gathers now, and whether
+// it has more.
+struct LocalRows {
+  int32_t count, more;
+  static constexpr int64_t kFloats = 2;
+};
+
+// Rows of this rank, whose experts are of several ranks that have rows of their own. All ranks gather
+// all rows and which experts are chosen, round by round until no rank has more; one without any takes
+// part, since others may choose its experts.
+int run_local_rows(const Experts& e, float* out, const float* x, int64_t rows, const Buffers& b,
+                 int threads) {
+  RankGroup& group = *static_cast<RankGroup*>(e.ranks);
+  const int64_t width = e.hidden + e.top_k, room = group.slot_floats() - LocalRows::kFloats;
+  const int64_t most = std::min(kRowsAtOnce / group.size(), room / width);
+  if (most < 1) return kNoMemory;
+  bool more = true;
+  for (int64_t row = 0; more; row += most) {
+    const int64_t local = std::max<int64_t>(0, std::min(most, rows - row));
+    const LocalRows header{static_cast<int32_t>(local), rows - row > most};
+    float* to = group.slot();
+    std::memcpy(to, &header, sizeof(header));
+    to += LocalRows::kFloats;
+    if (local) {
+      std::memcpy(to, x + row * e.hidden, local * e.hidden * sizeof(float));
+      std::memcpy(to + local * e.hidden, b.chosen + row * e.top_k, local * e.top_k * sizeof(int32_t));
+    }
+    if (const int wrong = group.arrive(LocalRows::kFloats + most * width)) return wrong;
+    Hits hits(e.count);
+    int64_t all = 0, low = 0;
+    more = false;
+    for (int r = 0; r < group.size(); r++) {
+      const float* from = group.slot(r) + LocalRows::kFloats;
+      LocalRows given;
+      std::memcpy(&given, group.slot(r), sizeof(given));
+      if (r == group.rank()) low = all;
+      if (given.count) std::memcpy(b.all + all * e.hidden, from, given.count * e.hidden * sizeof(float));
+      for (int64_t i = 0; i < given.count * e.top_k; i++) {
+        int32_t chosen;
+        std::memcpy(&chosen, from + given.count * e.hidden + i, sizeof(chosen));
+        const float weight = r == group.rank() ? b.weights[row * e.top_k + i] : 0;
+        hits[chosen].push_back({all + i / e.top_k, weight});
+      }
+      all += given.count;
+      more = more || given.more;
+    }
+    group.advance();
+    if (const int wrong = run_shared_out(e, hits, out + row * e.hidden, low, low + local, b.all, b,
+                                         b.pairs, threads))
+      return wrong;
   }
   return kOk;
 }
@@ -304,9 +364,11 @@ int run_chosen(const Experts& e, float* out, const float* x, int64_t rows, const
     }
     return hits;
   };
+  if (e.ranks && e.local_rows) return run_local_rows(e, out, x, rows, b, threads);
   for (int64_t row = 0; e.ranks && row < rows; row += kRowsAtOnce) {
-    const int64_t end = std::min(rows, row + kRowsAtOnce);
-    if (const int wrong = run_shared_out(e, hits_of(row, end), out, x, b, b.pairs, threads))
+    const int64_t end = std::min(rows, row + kRowsAtOnce), at = row * e.hidden;
+    if (const int wrong = run_shared_out(e, hits_of(row, end), out + at, row, end, x, b, b.pairs,
+                                         threads))
       return wrong;
   }
   if (e.ranks) return kOk;
@@ -329,7 +391,9 @@ int run_chosen(const Experts& e, float* out, const float* x, int64_t rows, const
 
 int run_experts(const Experts& e, float* out, const float* x, int64_t rows,
                 const LayerAdapters& adapters, int threads) {
-  const int64_t most = std::min(rows, kRowsAtOnce), inner = std::max(e.inner, e.shared_inner);
+  const bool local_rows = e.ranks && e.local_rows;  // then others' go through the experts here as well
+  const int64_t most = local_rows ? kRowsAtOnce : std::min(rows, kRowsAtOnce);
+  const int64_t inner = std::max(e.inner, e.shared_inner);
   Buffers b;
   Layout layout;
   layout.add(&b.scores, rows * std::max<int64_t>(e.count, 1));
@@ -341,6 +405,7 @@ int run_experts(const Experts& e, float* out, const float* x, int64_t rows,
   layout.add(&b.inner, most * inner);
   layout.add(&b.out, most * e.hidden);
   layout.add(&b.pairs, e.ranks ? most * e.top_k * e.hidden : 0);
+  layout.add(&b.all, local_rows ? most * e.hidden : 0);
   layout.take(Scratch::kExperts);
   int wrong = run_shared(e, out, x, rows, b, adapters, threads);
   if (!wrong) wrong = linear(*e.router, b.scores, x, e.hidden, rows, kF32, threads);

@@ -127,6 +127,7 @@ int RankGroup::wait_for_all() {
   SharedRanks::Rank& self = shared_->ranks[rank_];
   self.arrived.store(number);
   if (self.sleepers.load()) wake_all(self.arrived);
+  if (shared_->listeners.load()) ring();
   for (int r = 0; r < size_; r++) {
     if (r == rank_) continue;
     if (const int wrong = wait_for(r, number)) return wrong;
@@ -134,8 +135,42 @@ int RankGroup::wait_for_all() {
   return kOk;
 }
 
+bool RankGroup::is_awaited() const {
+  for (int r = 0; r < size_; r++)
+    if (r != rank_ && reached(shared_->ranks[r].arrived.load(), gathers_ + 1)) return true;
+  return false;
+}
+
+void RankGroup::ring() {
+  shared_->bell.fetch_add(1);
+  wake_all(shared_->bell);
+}
+
+int RankGroup::listen() {
+  for (int spins = 0;; spins++) {
+    const uint32_t seen = shared_->bell.load();
+    if (shared_->failed.load()) return kRankFailed;
+    if (interrupted_.exchange(false)) return kInterrupted;
+    if (is_awaited()) return kOk;
+    if (spins < kSpins) {
+      relax();
+      continue;
+    }
+    // Who arrives looks for listeners after saying so, and a listener for who arrived after this.
+    shared_->listeners.fetch_add(1);
+    if (!is_awaited() && !interrupted_.load()) sleep_on(shared_->bell, seen);
+    shared_->listeners.fetch_sub(1);
+  }
+}
+
+void RankGroup::interrupt() {
+  interrupted_.store(true);
+  ring();
+}
+
 void RankGroup::fail() {
   shared_->failed.store(1);
+  ring();
   for (int r = 0; r < size_; r++) wake_all(shared_->ranks[r].arrived);
 }
 
@@ -222,6 +257,11 @@ extern "C" void quire_ranks_reset(void* group) { static_cast<RankGroup*>(group)-
 extern "C" void quire_ranks_forget_failure(void* group) {
   static_cast<RankGroup*>(group)->forget_failure();
 }
+
+// See RankGroup::listen.
+extern "C" int quire_ranks_listen(void* group) { return static_cast<RankGroup*>(group)->listen(); }
+
+extern "C" void quire_ranks_interrupt(void* group) { static_cast<RankGroup*>(group)->interrupt(); }
 
 // Nanoseconds that this rank has waited in gathers for others.
 extern "C" int64_t quire_ranks_waited_ns(const void* group) {

@@ -24,6 +24,8 @@ struct SharedRanks {
     std::atomic<uint32_t> sleepers;  // ranks that sleep until it arrives
   };
   std::atomic<uint32_t> failed;  // no gather succeeds until `reset`
+  // Rings for ranks that listen: another one comes to a gather, or theirs is interrupted.
+  std::atomic<uint32_t> bell, listeners;
   Rank ranks[kMostRanks];
 };
 
@@ -53,6 +55,11 @@ class RankGroup {
   void reset();
   // All ranks that share the memory have been reset: gathers succeed again.
   void forget_failure();
+  // Sleeps until another rank waits in a gather that this one isn't in: kOk; or kInterrupted, or
+  // kRankFailed. No gather may run here meanwhile.
+  int listen();
+  // Ends this rank's `listen`, or the next one. May be called in any thread.
+  void interrupt();
   // Of the latest `arrive` that timed out: the rank that wasn't there.
   int missing() const { return missing_; }
   uint32_t gathers() const { return gathers_; }
@@ -61,6 +68,8 @@ class RankGroup {
  private:
   int wait_for(int rank, uint32_t number);
   int wait_for_all();
+  bool is_awaited() const;
+  void ring();
   int exchange(int64_t floats);
 
   SharedRanks* shared_;
@@ -71,6 +80,7 @@ class RankGroup {
   Exchange exchange_;
   std::atomic<int> missing_{-1};
   std::atomic<int64_t> waited_ns_{0};
+  std::atomic<bool> interrupted_{false};
 };
 
 // How a linear layer's outputs, and maybe its inputs, are shared out: rank r has the columns from

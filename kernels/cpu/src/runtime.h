@@ -30,6 +30,7 @@ enum Status : int32_t {
   kBadPiece = 8,
   kRankFailed = 9,
   kRankTimeout = 10,
+  kInterrupted = 11,
 };
 
 inline size_t size_of(int dtype) { return dtype == kF32 ? 4 : dtype >= kI8 ? 1 : 2; }

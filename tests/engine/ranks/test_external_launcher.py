@@ -133,7 +133,9 @@ def test_a_rank_that_has_a_grammar_and_an_adapter_later_gives_the_same_bits(
 
 
 def test_asyncllm_is_refused_by_name() -> None:
-    config = EngineConfig(model="m", distributed_executor_backend="external_launcher")
+    config = EngineConfig(
+        model="m", tensor_parallel_size=2, distributed_executor_backend="external_launcher"
+    )
     with pytest.raises(ConfigError, match="can't be used with AsyncLLM"):
         AsyncLLM(config)
 

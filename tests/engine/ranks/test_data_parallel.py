@@ -1,0 +1,178 @@
+"""Engines that share experts say what one engine says of each one's own requests, to the bit."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from engine.contract.engine_config import EngineConfig
+from engine.contract.errors import ConfigError
+from tests.engine.families.conftest import checkpoint
+from tests.engine.ranks.test_tensor_parallel import running
+from tests.survey.tiny import prompts
+from tests.waiting import free_port
+
+__all__ = ["checkpoint"]
+
+pytestmark = [pytest.mark.system, pytest.mark.usefixtures("compiler")]
+
+ROOT = Path(__file__).resolve().parents[3]
+LENGTHS = (1, 47, 16, 64, 90)
+#: An engine that does what it reads, a line of JSON each: the prompts' numbers and the tokens of an
+#: output. An empty line: it ends.
+PROGRAM = """
+import json, sys, time
+from pathlib import Path
+from engine import SamplingParams
+from tests.engine.ranks.test_data_parallel import LENGTHS
+from tests.engine.ranks.test_tensor_parallel import running
+from tests.survey.tiny import prompts
+settings = dict(distributed_executor_backend="external_launcher", data_parallel_size=2,
+                enable_expert_parallel=True, skip_tokenizer_init=True, num_threads=1)
+with running(Path(sys.argv[1]), 1, **settings | json.loads(sys.argv[2])) as llm:
+    experts = llm.core.executor.worker.loaded.model.weights[-1].experts.layers
+    print(json.dumps([type(layer).__name__ for layer in experts.down]), flush=True)
+    for line in sys.stdin:
+        if not line.strip():
+            break
+        numbers, tokens = json.loads(line)
+        inputs = [{"prompt_token_ids": prompts(LENGTHS)[number]} for number in numbers]
+        params = SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True, logprobs=2)
+        start = time.monotonic()
+        try:
+            results = llm.generate(inputs, params, use_tqdm=False)
+            output = [[list(one.outputs[0].token_ids),
+                       [sorted(entry.logprob for entry in row.values())
+                        for row in one.outputs[0].logprobs]] for one in results]
+        except Exception as error:
+            output = [type(error).__name__, str(error), time.monotonic() - start]
+        print(json.dumps(output), flush=True)
+"""
+Ask = tuple[Sequence[int], int]
+
+
+class Engine:
+    """A process with `PROGRAM`."""
+
+    def __init__(self, folder: Path, rank: int, port: int, settings: dict[str, Any]) -> None:
+        launched = {
+            "RANK": rank, "WORLD_SIZE": 2, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port,
+        }  # fmt: skip
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", PROGRAM, str(folder), json.dumps(settings)],
+            cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+            env=os.environ | {name: str(value) for name, value in launched.items()},
+        )  # fmt: skip
+
+    def ask(self, numbers: Sequence[int], tokens: int) -> None:
+        assert self.process.stdin is not None
+        print(json.dumps([list(numbers), tokens]), file=self.process.stdin, flush=True)
+
+    def read(self) -> Any:
+        assert self.process.stdout is not None
+        return json.loads(self.process.stdout.readline())
+
+
+@contextmanager
+def two_engines(folder: Path, **settings: Any) -> Iterator[list[Engine]]:
+    """Their placed experts have been read."""
+    port = free_port()
+    engines = [Engine(folder, rank, port, settings) for rank in range(2)]
+    try:
+        placed = [engine.read() for engine in engines]
+        assert [kinds.count("AbsentLinear") * 2 for kinds in placed] == [len(placed[0])] * 2
+        yield engines
+    finally:
+        for engine in engines:
+            engine.process.kill()
+            engine.process.communicate()
+
+
+def expected_outputs(folder: Path, tokens: int, **settings: Any) -> list[Any]:
+    from engine import SamplingParams
+
+    params = SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True, logprobs=2)
+    with running(folder, 1, skip_tokenizer_init=True, **settings) as llm:
+        inputs = [{"prompt_token_ids": prompt} for prompt in prompts(LENGTHS)]
+        results = llm.generate(inputs, params, use_tqdm=False)
+    return [
+        [
+            list(result.outputs[0].token_ids),
+            [
+                sorted(entry.logprob for entry in row.values())
+                for row in result.outputs[0].logprobs or []
+            ],
+        ]
+        for result in results
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [
+        ("mixtral", {}),
+        # Experts beside one of all tokens, layers that run one by one; chunks of prompts.
+        pytest.param("deepseek_v3", {"max_num_batched_tokens": 16}, marks=pytest.mark.slow),
+        pytest.param("qwen3_next", {}, marks=pytest.mark.slow),
+        pytest.param("gpt_oss", {"num_gpu_blocks_override": 12}, marks=pytest.mark.slow),
+        pytest.param("mixtral", {"async_scheduling": True}, marks=pytest.mark.slow),
+    ],
+)
+def test_engines_that_share_experts_say_what_one_says_whoever_has_work(
+    name: str, settings: dict[str, Any], checkpoint: Callable[[str], Path]
+) -> None:
+    folder = checkpoint(name)
+    expected = expected_outputs(folder, 24)
+    short = [[tokens[:5], scores[:5]] for tokens, scores in expected]
+    with two_engines(folder, **settings) as (one, two):
+        one.ask([0, 1, 2], 24)  # the other one ends earlier, and goes on with its experts
+        two.ask([4], 5)
+        assert one.read() == expected[:3]
+        assert two.read() == short[4:]
+        two.ask([3, 4], 24)  # the first one has nothing at all
+        assert two.read() == expected[3:]
+        for engine, numbers in ((one, [1]), (two, [2, 3])):
+            engine.ask(numbers, 24)
+        assert one.read() == [expected[1]]
+        assert two.read() == expected[2:4]
+        for engine in (one, two):
+            print(file=engine.process.stdin, flush=True)
+        assert [engine.process.wait(60) for engine in (one, two)] == [0, 0]
+
+
+@pytest.mark.parametrize("blow", [signal.SIGKILL, signal.SIGSTOP])
+def test_an_engine_that_is_lost_ends_those_that_need_its_experts(
+    blow: int, checkpoint: Callable[[str], Path]
+) -> None:
+    with two_engines(checkpoint("mixtral")) as (one, two):
+        one.ask([0, 1, 2], 2000)
+        time.sleep(0.3)
+        two.process.send_signal(blow)
+        kind, message, seconds = one.read()
+        assert kind == "EngineFault"
+        assert message.startswith("Rank 1 of the experts")
+        print(f"noticed after {seconds - 0.3:.2f} s")
+
+
+def test_what_cannot_share_experts_is_refused_by_name(
+    model_folder: Callable[[str], Path], tmp_path: Path
+) -> None:
+    launcher = {"distributed_executor_backend": "external_launcher", "data_parallel_size": 2}
+    with pytest.raises(ConfigError, match="an engine is one replica"):
+        EngineConfig(model="m", data_parallel_size=2)
+    with pytest.raises(ConfigError, match="got 2 ranks"):
+        EngineConfig(model="m", enable_expert_parallel=True, tensor_parallel_size=2, **launcher)
+    port = free_port()
+    settings: dict[str, Any] = {}
+    engines = [Engine(model_folder("llama"), rank, port, settings) for rank in range(2)]
+    assert [engine.process.wait(60) for engine in engines] == [1, 1]
