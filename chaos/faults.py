@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from chaos.connections import end_connections
 from chaos.ending import to_its_end
 from chaos.failover import fail_over_and_back
 from chaos.instance import Instance, command_line, holds
@@ -18,7 +19,7 @@ from chaos.kinds import ADAPTER, OTHER_ADAPTER
 from config.connections import socket_path, socket_url
 from engine.system.redis_client import sync_client
 
-RANK_KILLED, RANK_FROZEN = "rank killed", "rank frozen"
+RANK_KILLED, RANK_FROZEN, RANK_CUT_OFF = "rank killed", "rank frozen", "rank cut off"
 Harm = Callable[[Instance, random.Random], Awaitable[None]]
 #: Seconds for which a network is cut, Redis paused or read-only, a disk full, a database stopped.
 CUT_S, STILL_S, FULL_S, AWAY_S = 5.0, 3.0, 6.0, 5.0
@@ -89,19 +90,19 @@ def _signal(what: str, number: signal.Signals, within_s: float = DETECTION_TIMEO
     return harm
 
 
-def _signal_rank(number: signal.Signals) -> Harm:
-    """Return a fault that sends a signal to a rank of a replica, and waits until that has ended."""
+def _harm_rank(what: str, harm_process: Callable[[int], object]) -> Harm:
+    """Return a fault of one rank of a replica, and wait until that has ended."""
 
     async def harm(instance: Instance, rng: random.Random) -> None:
         replicas = {pid: instance.ranks(pid) for pid in instance.pids("replica")}
         replica, ranks = rng.choice([entry for entry in replicas.items() if entry[1]])
-        os.kill(rng.choice(ranks), number)
+        harm_process(rng.choice(ranks))
         try:
             await _gone(replica, DETECTION_TIMEOUT_S)
         except TimeoutError:
             os.kill(replica, signal.SIGKILL)
             raise FaultNotDetected(
-                f"a replica was there {DETECTION_TIMEOUT_S:.0f} s after {number.name} to its rank"
+                f"a replica was there {DETECTION_TIMEOUT_S:.0f} s after its rank was {what}"
             ) from None
 
     return harm
@@ -235,8 +236,9 @@ FAULTS: dict[str, Harm] = {
     "replica frozen": _signal("replica", signal.SIGSTOP),
     "replica drained": _signal("replica", signal.SIGTERM, DRAINED_WITHIN_S),
     "replica cut off": cut_off,
-    RANK_KILLED: _signal_rank(signal.SIGKILL),
-    RANK_FROZEN: _signal_rank(signal.SIGSTOP),
+    RANK_KILLED: _harm_rank("killed", lambda pid: os.kill(pid, signal.SIGKILL)),
+    RANK_FROZEN: _harm_rank("frozen", lambda pid: os.kill(pid, signal.SIGSTOP)),
+    RANK_CUT_OFF: _harm_rank("cut off", end_connections),
     "all replicas killed": kill_all_replicas,
     "settings changed": roll,
     "adapter turned": switch_adapter,
@@ -291,5 +293,6 @@ def impossible(instance: Instance) -> dict[str, str]:
     if not instance.disaggregated:
         reasons |= dict.fromkeys(TIER_FAULTS, "the instance isn't --disaggregated")
     if instance.num_ranks == 1:
-        reasons |= dict.fromkeys((RANK_KILLED, RANK_FROZEN), "replicas have one rank: --ranks 2")
+        of_ranks = (RANK_KILLED, RANK_FROZEN, RANK_CUT_OFF)
+        reasons |= dict.fromkeys(of_ranks, "replicas have one rank: --ranks 2")
     return {name: why for name, why in reasons.items() if why}

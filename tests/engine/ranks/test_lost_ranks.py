@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 import redis
 
+from chaos.connections import end_connections
 from engine.contract.engine_config import EngineConfig
 from engine.contract.errors import EngineFault
 from engine.contract.messages import EngineRequest
@@ -32,6 +33,7 @@ PATIENCE_S = 60.0
 
 _ENGINE = """
 import sys
+from chaos.connections import end_connections
 from engine.contract.engine_config import EngineConfig
 from engine.core.engine_core import EngineCore
 core = EngineCore(EngineConfig(model=sys.argv[1], tensor_parallel_size=2,
@@ -65,8 +67,13 @@ def is_running(process: int) -> bool:
     return status != "Z"
 
 
-def strike(folder: Path, blow: int, delay_s: float) -> None:
-    """Send a rank a signal while steps run: the engine ends, and the rank with it."""
+def send(number: int) -> Callable[[int], object]:
+    """Has a process get a signal."""
+    return lambda process: os.kill(process, number)
+
+
+def strike(folder: Path, blow: Callable[[int], object], delay_s: float) -> None:
+    """Harm a rank's process while steps run: the engine ends, and the rank with it."""
     core = make_core(folder)
     (process,) = core.executor.process_ids
     try:
@@ -78,7 +85,7 @@ def strike(folder: Path, blow: int, delay_s: float) -> None:
                 sampling=SamplingParams(temperature=0, max_tokens=400, ignore_eos=True),
             )
         )
-        timer = threading.Timer(delay_s, os.kill, (process, blow))
+        timer = threading.Timer(delay_s, blow, (process,))
         timer.start()
         with pytest.raises(EngineFault, match="Rank 1"):
             serve(core)
@@ -90,8 +97,8 @@ def strike(folder: Path, blow: int, delay_s: float) -> None:
     assert not is_running(process)
 
 
-@pytest.mark.parametrize("blow", [signal.SIGKILL, signal.SIGSTOP])
-def test_a_lost_rank_ends_the_engine(model_folder: Folder, blow: int) -> None:
+@pytest.mark.parametrize("blow", [send(signal.SIGKILL), send(signal.SIGSTOP), end_connections])
+def test_a_lost_rank_ends_the_engine(model_folder: Folder, blow: Callable[[int], object]) -> None:
     strike(model_folder("llama"), blow, random.uniform(0.0, 0.3))
 
 
@@ -99,9 +106,8 @@ def test_a_lost_rank_ends_the_engine(model_folder: Folder, blow: int) -> None:
 @pytest.mark.parametrize("seed", range(25))
 def test_a_rank_lost_at_any_moment_ends_the_engine(model_folder: Folder, seed: int) -> None:
     rng = random.Random(seed)
-    strike(
-        model_folder("llama"), rng.choice([signal.SIGKILL, signal.SIGSTOP]), rng.uniform(0.0, 0.5)
-    )
+    blow = send(rng.choice([signal.SIGKILL, signal.SIGSTOP]))
+    strike(model_folder("llama"), blow, rng.uniform(0.0, 0.5))
 
 
 def test_a_replica_ends_with_its_rank_and_says_which(
