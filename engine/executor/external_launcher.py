@@ -41,7 +41,7 @@ class ExternalExecutor(UniProcExecutor):
 
     def __init__(self, config: EngineConfig) -> None:
         check_ranks(config)
-        if config.speculative_config:
+        if config.speculative_config and config.needs_equal_requests:
             raise ConfigError(
                 "speculative_config can't be used with distributed_executor_backend="
                 "external_launcher: whether drafts pay is measured, so ranks would differ.",
