@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +17,10 @@ import pytest
 
 from engine.contract.engine_config import EngineConfig
 from engine.contract.errors import ConfigError
+from engine.serving.service import EXIT_FAULT
 from tests.engine.families.conftest import checkpoint
 from tests.engine.ranks.test_tensor_parallel import running
+from tests.engine.replica import Gateway, replica
 from tests.survey.tiny import prompts
 from tests.waiting import free_port
 
@@ -36,6 +38,7 @@ from pathlib import Path
 from engine import SamplingParams
 from tests.engine.ranks.test_data_parallel import LENGTHS
 from tests.engine.ranks.test_tensor_parallel import running
+from tests.engine.replica import Gateway, replica
 from tests.survey.tiny import prompts
 settings = dict(distributed_executor_backend="external_launcher", data_parallel_size=2,
                 enable_expert_parallel=True, skip_tokenizer_init=True, num_threads=1)
@@ -148,6 +151,41 @@ def test_engines_that_share_experts_say_what_one_says_whoever_has_work(
         for engine in (one, two):
             print(file=engine.process.stdin, flush=True)
         assert [engine.process.wait(60) for engine in (one, two)] == [0, 0]
+
+
+@pytest.mark.slow
+def test_replicas_that_share_experts_serve_requests_of_their_own(
+    checkpoint: Callable[[str], Path],
+    redis_url: str,
+    key_prefix: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    folder, inputs = checkpoint("mixtral"), prompts(LENGTHS)
+    expected = [tokens for tokens, _ in expected_outputs(folder, 24)]
+    flags = ["--data-parallel-size=2", "--distributed-executor-backend=external_launcher"]
+    flags += ["--enable-expert-parallel", "--skip-tokenizer-init", "--num-threads=1"]
+    launched = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    gateways = [Gateway(redis_url, key_prefix, f"r{rank}") for rank in range(2)]
+    with ExitStack() as stack:
+        processes = []
+        for rank, gateway in enumerate(gateways):
+            for name, value in {**launched, "RANK": str(rank)}.items():
+                monkeypatch.setenv(name, value)
+            started = replica(redis_url, key_prefix, folder, *flags, replica_id=gateway.replica_id)
+            processes.append(stack.enter_context(started))
+        for gateway in gateways:
+            gateway.await_state("ready")
+        one, two = gateways
+        one.request("a", inputs[1], max_tokens=24)
+        two.request("b", inputs[4], max_tokens=24)
+        for gateway, name, number in ((one, "a", 1), (two, "b", 4)):
+            gateway.finish(name)
+            assert gateway.tokens(name) == expected[number]
+        two.request("c", inputs[3], max_tokens=24)  # the other replica is idle
+        two.finish("c")
+        assert two.tokens("c") == expected[3]
+        processes[0].kill()
+        assert processes[1].wait(30) == EXIT_FAULT
 
 
 @pytest.mark.parametrize("blow", [signal.SIGKILL, signal.SIGSTOP])

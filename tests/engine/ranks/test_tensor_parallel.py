@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from engine import LLM, SamplingParams, StructuredOutputsParams
+from engine.checkpoints.safetensors import MappedFile, WeightReader
 from engine.contract.engine_config import EngineConfig
 from engine.contract.errors import ConfigError, InvalidRequest
 from engine.core.engine_core import EngineCore
@@ -116,6 +117,41 @@ def test_a_rank_has_its_share_of_the_weights_and_of_the_kv_cache(model_folder: F
         assert model.weights[0].attention.nbytes * 2 == full.weights[0].attention.nbytes
         assert model.kv_caches[0][0].shape[1] * 2 == full.kv_caches[0][0].shape[1]
         assert len(executor.process_ids) == 1
+
+
+def resident_bytes(path: Path) -> int:
+    """Bytes of a file that this process has in memory because it read them from its mapping."""
+    total, is_mapping = 0, False
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        name, *values = line.split()
+        if not name.endswith(":"):
+            is_mapping = values[-1] == str(path)
+        elif is_mapping and name == "Rss:":
+            total += 1024 * int(values[0])
+    return total
+
+
+def test_a_rank_reads_its_share_of_the_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_model(
+        "llama", tmp_path, hidden_size=1024, intermediate_size=4096, num_hidden_layers=1,
+    )  # fmt: skip
+    file, read = tmp_path / "model.safetensors", list[int]()
+    close = WeightReader.close
+
+    def measure(reader: WeightReader) -> None:
+        read.append(resident_bytes(file))
+        close(reader)
+
+    monkeypatch.setattr(MappedFile, "release", lambda mapped: None)
+    monkeypatch.setattr(WeightReader, "close", measure)
+    for size in (1, 2):
+        with running(tmp_path, size, skip_tokenizer_init=True):
+            pass
+    full, share = read
+    assert full >= 0.98 * file.stat().st_size  # all but what nobody needs
+    assert share <= 1.05 * full / 2
 
 
 def test_a_rank_has_its_experts_whole_and_none_of_the_others(
