@@ -121,7 +121,7 @@ def expected_outputs(folder: Path, tokens: int, **settings: Any) -> list[Any]:
 
 
 @pytest.mark.parametrize(
-    ("name", "settings"),
+    ("name", "options"),
     [
         ("mixtral", {}),
         # Experts beside one of all tokens, layers that run one by one; chunks of prompts.
@@ -132,12 +132,12 @@ def expected_outputs(folder: Path, tokens: int, **settings: Any) -> list[Any]:
     ],
 )
 def test_engines_that_share_experts_say_what_one_says_whoever_has_work(
-    name: str, settings: dict[str, Any], checkpoint: Callable[[str], Path]
+    name: str, options: dict[str, Any], checkpoint: Callable[[str], Path]
 ) -> None:
     folder = checkpoint(name)
     expected = expected_outputs(folder, 24)
     short = [[tokens[:5], scores[:5]] for tokens, scores in expected]
-    with two_engines(folder, **settings) as (one, two):
+    with two_engines(folder, **options) as (one, two):
         one.ask([0, 1, 2], 24)  # the other one ends earlier, and goes on with its experts
         two.ask([4], 5)
         assert one.read() == expected[:3]
