@@ -26,6 +26,7 @@ import tempfile
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -42,8 +43,8 @@ SIDE = 448
 def write_model(folder: Path) -> None:
     """A random LLaVA: CLIP ViT-B with 256 patches, and a text part of 12 layers."""
     import torch
-    import transformers as tf
 
+    tf: Any = import_module("transformers")
     tokens = tf.PreTrainedTokenizerFast.from_pretrained(DEMO)
     torch.manual_seed(0)
     vision = tf.CLIPVisionConfig(
@@ -254,12 +255,12 @@ def _measure_stream(args: argparse.Namespace, client: Any) -> dict[str, Any]:
 def compare_idle(args: argparse.Namespace) -> dict[str, float]:
     """Milliseconds of a decode step of one text: of the model that sees, and of its text part."""
     import torch
-    from transformers import LlavaForConditionalGeneration
 
     from engine import LLM, SamplingParams
 
     with tempfile.TemporaryDirectory() as folder:
-        model = LlavaForConditionalGeneration.from_pretrained(args.model, dtype=torch.float32)
+        tf: Any = import_module("transformers")
+        model = tf.LlavaForConditionalGeneration.from_pretrained(args.model, dtype=torch.float32)
         for name in ("tokenizer.json", "tokenizer_config.json"):
             shutil.copy(args.model / name, folder)
         text = model.config.text_config

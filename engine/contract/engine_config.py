@@ -458,6 +458,16 @@ class EngineConfig(Settings):
         f"{MAX_AUDIOS_PER_PROMPT} audios",
         json=True,
     )
+    mm_processor_kwargs: dict[str, Any] | None = cli_field(  # noqa: RUF009
+        None,
+        "JSON of options of the model's image processor, for requests that don't set them",
+        json=True,
+    )
+    media_io_kwargs: dict[str, Any] | None = cli_field(  # noqa: RUF009
+        None,
+        'JSON of how videos are sampled by default, such as {"video": {"num_frames": 16}}',
+        json=True,
+    )
     video_pruning_rate: float = cli_field(
         0.0,
         "share of a video's tokens to drop: those that changed least since the frame before",

@@ -234,7 +234,8 @@ class ModelInfo(msgspec.Struct, omit_defaults=True, kw_only=True):
     `num_mels`: number of states of its audio encoder that tokens attend to, and values per frame of
     the encoder's input; 0 without one. `max_encoder_tokens`: of a text that its encoder reads, 0
     without one, and `decoder_start_ids` what an output then begins with. `pruning_rates`: see
-    `MediaProcessor`. `num_ranks` processes share the model.
+    `MediaProcessor`; `mm_processor_kwargs`, `media_io_kwargs`: of requests without them.
+    `num_ranks` processes share the model.
     """
 
     name: str
@@ -266,6 +267,8 @@ class ModelInfo(msgspec.Struct, omit_defaults=True, kw_only=True):
     max_videos: int = 0
     max_audios: int = 0
     pruning_rates: dict[str, float] = msgspec.field(default_factory=dict)
+    mm_processor_kwargs: dict[str, Any] = msgspec.field(default_factory=dict)
+    media_io_kwargs: dict[str, Any] = msgspec.field(default_factory=dict)
 
     @property
     def prompt_context(self) -> int:

@@ -211,10 +211,11 @@ NEWER: tuple[VllmFlag, ...] = (
     *_of(
         bool,
         _NO_MEDIA,
-        "language_model_only disable_chunked_mm_input interleave_mm_strings "
+        "language_model_only disable_chunked_mm_input disable_mm_preprocessor_cache "
+        "interleave_mm_strings "
         "mm_device_do_normalize enable_tower_connector_lora",
     ),
-    *_of(dict, _NO_MEDIA, "media_io_kwargs default_mm_loras"),
+    *_of(dict, _NO_MEDIA, "default_mm_loras"),
     *_but(list, ([],), "set QUIRE_ALLOWED_MEDIA_DOMAINS for gateways.", "allowed_media_domains"),
     *_but(bool, (False,), _NO_MEDIA, "mm_encoder_only"),
     VllmFlag(
@@ -589,7 +590,6 @@ _OF_THE_MANUAL: tuple[VllmFlag, ...] = (
         ("raw_logprobs",),
         "log probabilities are the model's own: raw_logprobs.",
     ),
-    ignored_flag("mm_processor_kwargs", dict, _NO_MEDIA),
     ignored_flag("mm_processor_cache_gb", float, _NO_MEDIA),
     ignored_flag("skip_mm_profiling", bool, _NO_MEDIA),
     restricted_flag(

@@ -1,7 +1,7 @@
 """Names of `vllm.inputs`."""
 
-from engine.contract.unavailable import INPUT_REGISTRY
 from engine.inputs.registry import InputContext, InputRegistry
+from engine.multimodal.registry import INPUT_REGISTRY, LLMInputs
 from engine.offline.inputs import (
     EmbedsPrompt,
     PromptInputs,
@@ -23,6 +23,3 @@ __all__ = [
     "TextPrompt",
     "TokensPrompt",
 ]
-
-#: vLLM's earlier name.
-LLMInputs = TokensPrompt

@@ -1,5 +1,10 @@
 """Names of `vllm.inputs.registry`."""
 
-from engine.contract.unavailable import InputContext, InputRegistry
+from engine.multimodal.registry import (
+    DummyDataFactory,
+    InputContext,
+    InputProcessor,
+    InputRegistry,
+)
 
-__all__ = ["InputContext", "InputRegistry"]
+__all__ = ["DummyDataFactory", "InputContext", "InputProcessor", "InputRegistry"]

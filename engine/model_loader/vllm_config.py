@@ -11,7 +11,7 @@ import torch
 from engine.checkpoints.model_files import apply_overrides
 from engine.contract.engine_config import EngineConfig
 from engine.model_loader.loader import LoadedModel
-from engine.models.registry import read_config
+from engine.models.registry import ModelRegistry, read_config
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
@@ -45,6 +45,8 @@ class ModelConfig:
         self.skip_tokenizer_init = config.skip_tokenizer_init
         self.trust_remote_code, self.enforce_eager = config.trust_remote_code, config.enforce_eager
         self.runner_type = "generate" if loaded.pooler is None else "pooling"
+        self.folder = str(loaded.folder)
+        self.limit_mm_per_prompt = {"image": config.max_images}
 
     @cached_property
     def hf_config(self) -> PreTrainedConfig:
@@ -56,6 +58,11 @@ class ModelConfig:
         kind = CONFIG_MAPPING[raw["model_type"]] if is_known_type else PreTrainedConfig
         config: PreTrainedConfig = kind.from_dict(raw)
         return config
+
+    @property
+    def model_class(self) -> type | None:
+        """The registered class that runs it; None: it is a model of Quire's."""
+        return ModelRegistry.find(apply_overrides(read_config(self._loaded.folder), self._config))
 
     @property
     def hf_text_config(self) -> PreTrainedConfig:

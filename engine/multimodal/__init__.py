@@ -3,6 +3,11 @@
 Without torch: gateways and media processes use it too. What computes is in `engine.models.vision`.
 """
 
-from engine.contract.unavailable import MULTIMODAL_REGISTRY
+from engine.multimodal.registry import (
+    MULTIMODAL_REGISTRY,
+    MultiModalInputs,
+    MultiModalPlugin,
+    MultiModalRegistry,
+)
 
-__all__ = ["MULTIMODAL_REGISTRY"]
+__all__ = ["MULTIMODAL_REGISTRY", "MultiModalInputs", "MultiModalPlugin", "MultiModalRegistry"]

@@ -172,16 +172,19 @@ class MediaProcessor:
     """
 
     def __init__(
-        self, folder: str | Path, pruning_rates: Mapping[str, float] | None = None
+        self,
+        folder: str | Path,
+        pruning_rates: Mapping[str, float] | None = None,
+        options: Mapping[str, Any] | None = None,
     ) -> None:
         """`folder`: of the model, or of its tokenizer's files. `pruning_rates`: by kind, see
-        `retained_vectors`.
+        `retained_vectors`. `options`: mm_processor_kwargs of those that have none.
 
         Raises `ModelLoadError` where there is no processor.
         """
         from transformers import ProcessorMixin
 
-        self._pruning_rates = pruning_rates or {}
+        self._pruning_rates, self._options = pruning_rates or {}, options or {}
         try:
             self._processor = _make_processor(str(folder))
         except (OSError, ValueError, ImportError, KeyError, TypeError, AttributeError) as error:
@@ -208,15 +211,16 @@ class MediaProcessor:
 
         Raises `InvalidRequest` for a model that takes none, and where its processor refuses them.
         """
+        options = {**self._options, **(options or {})}
         self._check_options(options)
         prompt = getattr(self._processor, "video_prompt", None)
         if prompt is None:
             raise InvalidRequest("The model takes no videos.", param="messages")
         try:
-            prepared: VideoInput = prompt.prepare_video(video.frames, video.times, options or {})
+            prepared: VideoInput = prompt.prepare_video(video.frames, video.times, options)
         except _option_errors() as error:
             raise InvalidRequest(f"The video can't be prepared: {error}", param="video") from error
-        tensors = {name: _contiguous(np.asarray(v)) for name, v in prepared.tensors.items()}
+        tensors = {name: as_tensor(np.asarray(v)) for name, v in prepared.tensors.items()}
         pruned = self._prune(
             "video", tensors, prepared.replacement, prompt.token_of_video, prepared.grid
         )
@@ -263,12 +267,13 @@ class MediaProcessor:
 
         Raises `InvalidRequest` where the processor refuses them.
         """
+        options = {**self._options, **(options or {})}
         self._check_options(options)
         try:
             outputs = self._processor(
                 images=[to_rgb(image)],
                 text=[self.image_token],
-                images_kwargs={**(options or {}), "return_tensors": "np"},
+                images_kwargs={**options, "return_tensors": "np"},
                 return_text_replacement_offsets=True,
             )
         except InvalidRequest:
@@ -282,7 +287,7 @@ class MediaProcessor:
                 param="model",
             )
         tensors = {
-            name: _contiguous(np.asarray(outputs[name]))
+            name: as_tensor(np.asarray(outputs[name]))
             for name in self._processor.image_processor.model_input_names
             if name in outputs
         }
@@ -429,7 +434,7 @@ class _ImagesProcessor:
         return outputs | {"text_replacement_offsets": [[{"replacement": replacement}]]}
 
 
-def _contiguous(values: np.ndarray) -> np.ndarray:
+def as_tensor(values: np.ndarray) -> np.ndarray:
     """In one of the dtypes that encoders take: pixels, which may be bytes, are float32."""
     is_pixels = values.dtype.kind == "f" or values.dtype == np.uint8
     return values.astype(np.float32 if is_pixels else np.int64, copy=False)

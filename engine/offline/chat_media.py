@@ -17,6 +17,8 @@ from engine.multimodal.video_files import read_video
 #: vLLM's default, in seconds.
 _FETCH_TIMEOUT = "VLLM_IMAGE_FETCH_TIMEOUT", 5.0
 MAX_FILE_BYTES = 64 << 20
+#: From a file to what `multi_modal_data` takes, by kind.
+Readers = Mapping[str, Callable[[bytes], Any]]
 #: Fields of parts with media -> their kinds.
 _KINDS = {
     "image_url": "image",
@@ -30,23 +32,24 @@ _KINDS = {
     "audio_embeds": "audio",
     "audio": "audio",
 }
-#: From a file to what `multi_modal_data` takes.
-_READERS: Mapping[str, Callable[[bytes], Any]] = {
-    "image": open_image,
-    "video": read_video,
-    "audio": bytes,
-}
 
 
-def extract_media(messages: Sequence[Any]) -> tuple[list[Any], dict[str, list[Any]]]:
+def extract_media(
+    messages: Sequence[Any], sampling: dict[str, Any] | None = None
+) -> tuple[list[Any], dict[str, list[Any]]]:
     """The messages with their media replaced by parts that templates support, and these media as
-    `multi_modal_data`.
+    `multi_modal_data`. `sampling`: of videos, see `read_video`.
 
     Raises `InvalidRequest` for media that can't be read.
     """
     media: defaultdict[str, list[Any]] = defaultdict(list)
+    readers: Readers = {
+        "image": open_image,
+        "video": lambda data: read_video(data, sampling),
+        "audio": bytes,
+    }
     replaced = [
-        {**message, "content": [_extract_part(part, media) for part in message["content"]]}
+        {**message, "content": [_extract_part(part, media, readers) for part in message["content"]]}
         if isinstance(message, dict) and isinstance(message.get("content"), list)
         else message
         for message in messages
@@ -54,7 +57,7 @@ def extract_media(messages: Sequence[Any]) -> tuple[list[Any], dict[str, list[An
     return replaced, dict(media)
 
 
-def _extract_part(part: Any, media: defaultdict[str, list[Any]]) -> Any:
+def _extract_part(part: Any, media: defaultdict[str, list[Any]], readers: Readers) -> Any:
     if not isinstance(part, dict):
         return part
     if part.get("thinking") is not None:
@@ -67,7 +70,7 @@ def _extract_part(part: Any, media: defaultdict[str, list[Any]]) -> Any:
         value = f"data:;base64,{value.get('data')}"
     elif isinstance(value, dict) and name.endswith("_url"):
         value = value.get("url")
-    media[kind].append(_READERS[kind](_read(value, kind)) if isinstance(value, str) else value)
+    media[kind].append(readers[kind](_read(value, kind)) if isinstance(value, str) else value)
     return {"type": kind}
 
 

@@ -15,6 +15,7 @@ from engine.multimodal.audio_prompts import AudioProcessor
 from engine.multimodal.encoder_text import EncoderText, EncoderTextProcessor
 from engine.multimodal.placeholders import expand_placeholders, locate_media
 from engine.multimodal.processor import MediaProcessor, PreparedMedia, to_rgb
+from engine.multimodal.registry import RegisteredProcessor
 from engine.multimodal.sound_processor import SoundProcessor
 from engine.multimodal.video_files import DEFAULT_FPS, MAX_FPS, MAX_FRAMES, Video
 from engine.text.tokenizer import Tokenizer
@@ -70,7 +71,7 @@ class ExplicitEncoderDecoderPrompt(TypedDict):
     decoder_prompt: str | list[int] | dict[str, Any] | None
 
 
-AnyProcessor = MediaProcessor | SoundProcessor | AudioProcessor
+AnyProcessor = MediaProcessor | SoundProcessor | AudioProcessor | RegisteredProcessor
 #: Creates the model's processor, once; that of texts is there at once.
 ProcessorFactory = Callable[[], AnyProcessor] | EncoderTextProcessor
 Prompt = str | list[int] | TextPrompt | TokensPrompt | EmbedsPrompt | dict[str, Any]
@@ -278,6 +279,8 @@ def _with_media(
         raise InvalidRequest("Images and audio need a tokenizer.", param="multi_modal_data")
     if isinstance(processor, AudioProcessor):
         return _with_audios(prompt, tokenizer, processor)
+    if isinstance(processor, RegisteredProcessor):
+        return _with_registered(prompt, tokenizer, processor)
     options = prompt.get("mm_processor_kwargs") or {}
     data = prompt["multi_modal_data"]
     if not isinstance(data, dict) or set(data) - {"image", "video"}:
@@ -308,6 +311,30 @@ def _with_media(
         token_ids = tokenizer.encode(expanded)
     else:
         raise InvalidRequest("Images need a prompt or prompt_token_ids.", param="prompt")
+    locate_media(token_ids, media)
+    return TokenPrompt(text, token_ids, media=media)
+
+
+def _with_registered(
+    prompt: dict[str, Any], tokenizer: Tokenizer, processor: RegisteredProcessor
+) -> TokenPrompt:
+    """A prompt of a model class that prepares its pictures itself."""
+    data = prompt["multi_modal_data"]
+    if not isinstance(data, dict) or set(data) != {"image"} or prompt.get("mm_processor_kwargs"):
+        raise InvalidRequest(
+            "multi_modal_data must be a dict with the key 'image', without mm_processor_kwargs.",
+            param="multi_modal_data",
+        )
+    text = prompt.get("prompt")
+    if "prompt_token_ids" in prompt:
+        token_ids = _checked(prompt["prompt_token_ids"])
+    elif isinstance(text, str):
+        token_ids = tokenizer.encode(text)
+    else:
+        raise InvalidRequest("Images need a prompt or prompt_token_ids.", param="prompt")
+    if not (images := _images(data["image"])):
+        return TokenPrompt(text, token_ids)
+    token_ids, media = processor.process(text, token_ids, images)
     locate_media(token_ids, media)
     return TokenPrompt(text, token_ids, media=media)
 

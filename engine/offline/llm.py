@@ -242,9 +242,10 @@ class LLM(PoolingMethods, BeamSearchMethods):
         conversations: Any = messages if several else [messages]
         base, prompts = self.get_tokenizer(), list[Prompt]()
         refs = to_adapter_refs(lora_request, len(conversations))
+        sampling = (self.core.config.media_io_kwargs or {}).get("video")
         for conversation, ref in zip(conversations, refs, strict=True):
             tokenizer = self.llm_engine.tokenizer_of(ref) or base
-            chat, media = extract_media(conversation)
+            chat, media = extract_media(conversation, sampling)
             ids = render_chat(tokenizer, chat, **options)
             text = tokenizer.decode(ids, skip_special_tokens=False)
             prompt: dict[str, Any] = {"prompt_token_ids": ids, "prompt": text}

@@ -31,9 +31,11 @@ from engine.multimodal.audio_prompts import AudioProcessor
 from engine.multimodal.encoder_text import EncoderTextProcessor
 from engine.multimodal.placeholders import locate_media
 from engine.multimodal.processor import MediaProcessor, PreparedMedia
+from engine.multimodal.registry import find_registered_processor
 from engine.multimodal.sound_processor import SoundProcessor
 from engine.offline.engine_args import EngineArgs
 from engine.offline.inputs import (
+    AnyProcessor,
     ProcessorFactory,
     Prompt,
     TokenPrompt,
@@ -229,13 +231,18 @@ class LLMEngine:
         return (lambda: self._processor) if takes_media else None
 
     @cached_property
-    def _processor(self) -> MediaProcessor | SoundProcessor | AudioProcessor:
+    def _processor(self) -> AnyProcessor:
         facts = self.core.facts
+        registered = find_registered_processor(lambda: self.vllm_config.model_config)
+        if registered is not None:
+            return registered
         if facts.hears:
             return AudioProcessor.from_folder(facts.tokenizer_folder)
         if facts.encoder_length:
             return SoundProcessor(facts.num_mels, 2 * facts.encoder_length)
-        return MediaProcessor(facts.tokenizer_folder, self.core.config.pruning_rates)
+        config = self.core.config
+        options = config.mm_processor_kwargs
+        return MediaProcessor(facts.tokenizer_folder, config.pruning_rates, options)
 
     def locate_media(self, entry: TokenPrompt) -> list[MediaItem]:
         """Positions of a prompt's media."""

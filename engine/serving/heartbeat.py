@@ -90,6 +90,8 @@ def model_info(config: EngineConfig, core: EngineCore | None) -> ModelInfo:
         max_videos=config.max_videos if facts.takes_videos else 0,
         max_audios=config.max_audios if facts.hears else 0,
         pruning_rates=config.pruning_rates,
+        mm_processor_kwargs=config.mm_processor_kwargs or {},
+        media_io_kwargs=config.media_io_kwargs or {},
     )
 
 

@@ -74,12 +74,13 @@ class MediaOptions:
         for name in ("mm_processor_kwargs", "media_io_kwargs"):
             if getattr(chat, name) and not (info.sees or info.max_audios):
                 raise InvalidRequest(f"The model {info.name} takes no images.", param=name)
-        processor = dict(chat.mm_processor_kwargs or {})
-        sampling = {
+        processor = info.mm_processor_kwargs | (chat.mm_processor_kwargs or {})
+        sampling: dict[str, Any] = {
             name: processor.pop(name) for name in ("fps", "num_frames") if name in processor
         }
-        of_video = (chat.media_io_kwargs or {}).get("video", {})
-        return cls(processor, sampling | of_video, info.pruning_rates)
+        sampling |= (chat.media_io_kwargs or {}).get("video", {})
+        default = info.media_io_kwargs.get("video", {})
+        return cls(processor, sampling or default, info.pruning_rates)
 
 
 class MediaPool:

@@ -74,20 +74,9 @@ def test_a_class_that_replicas_would_not_see_is_refused() -> None:
         ModelRegistry.unregister_model("OnlyHereForCausalLM")
 
 
-@pytest.mark.parametrize("name", ["INPUT_REGISTRY", "MULTIMODAL_REGISTRY"])
-def test_a_registry_of_vllm_names_the_replacement(name: str) -> None:
-    registry = getattr(unavailable, name)
-    with pytest.raises(ConfigError, match=rf"{name} can't be used: .*ModelRegistry") as refusal:
-        registry.register_input_processor(lambda context, inputs: inputs)
-    assert refusal.value.param == name
-    assert not hasattr(registry, "__deepcopy__")
-
-
 @pytest.mark.parametrize(
     ("name", "replacement"),
     [
-        ("InputContext", "SupportsMultiModal"),
-        ("InputRegistry", "SupportsMultiModal"),
         ("LoggingStatLogger", r"quire\.stat_loggers"),
         ("PrometheusStatLogger", r"quire\.stat_loggers"),
         ("RayPrometheusStatLogger", r"quire\.stat_loggers"),

@@ -287,6 +287,14 @@ def test_options_of_media_are_read_from_both_fields() -> None:
     pruning = msgspec.structs.replace(SEEING, pruning_rates={"video": 0.5})
     options = MediaOptions.from_chat(chat, pruning)
     assert options == MediaOptions({"max_pixels": 9}, {"fps": 1, "num_frames": 2}, {"video": 0.5})
+    preset = msgspec.structs.replace(
+        SEEING, mm_processor_kwargs={"min_pixels": 4}, media_io_kwargs={"video": {"fps": 3}}
+    )
+    unset = ChatRequest.model_validate({"messages": message(VIDEO)})
+    assert MediaOptions.from_chat(unset, preset) == MediaOptions({"min_pixels": 4}, {"fps": 3})
+    options = MediaOptions.from_chat(chat, preset)
+    assert options.processor == {"min_pixels": 4, "max_pixels": 9}
+    assert options.sampling == {"fps": 1, "num_frames": 2}
     with pytest.raises(InvalidRequest) as refused:
         MediaOptions.from_chat(chat, msgspec.structs.replace(SEEING, sees=False))
     assert refused.value.param == "mm_processor_kwargs"

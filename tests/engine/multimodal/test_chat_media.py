@@ -59,6 +59,28 @@ def test_videos_and_vectors_are_seen_in_all_of_their_parts(tmp_path: Path) -> No
     assert tokens[0] == tokens[1]
 
 
+def test_settings_say_how_media_are_prepared_where_a_request_does_not(tmp_path: Path) -> None:
+    FAMILIES["qwen2_vl"](tmp_path)
+    size = {"shortest_edge": 196, "longest_edge": 196}
+    options: Any = {"dtype": "float32", "num_gpu_blocks_override": 64}
+    llm = LLM(
+        str(tmp_path), **options, mm_processor_kwargs={"size": size},
+        media_io_kwargs={"video": {"num_frames": 2}},
+    )  # fmt: skip
+    url = f"data:video/mp4;base64,{base64.b64encode(encoded('mp4', 'mpeg4', count=6)).decode()}"
+    chat: list[Any] = [{"role": "user", "content": [{"video_url": url}]}]
+    [small] = llm.chat(chat, PARAMS, use_tqdm=False)
+    [full] = LLM(str(tmp_path), **options).chat(chat, PARAMS, use_tqdm=False)
+    assert len(small.prompt_token_ids or ()) < len(full.prompt_token_ids or ())
+    image = {"image": picture(1, 84, 56)}
+    prompt = {"prompt": "<|vision_start|><image><|vision_end|>", "multi_modal_data": image}
+    smaller, larger = (
+        llm.generate(prompt | more, PARAMS)[0].prompt_token_ids or ()
+        for more in ({}, {"mm_processor_kwargs": {"size": size | {"longest_edge": 4704}}})
+    )
+    assert len(smaller) < len(larger)
+
+
 def test_thinking_is_text() -> None:
     message = {"role": "assistant", "content": [{"type": "thinking", "thinking": "Hm."}]}
     messages, media = extract_media([message])

@@ -1,0 +1,5 @@
+"""Names of `vllm.multimodal.image`."""
+
+from engine.multimodal.registry import ImagePlugin
+
+__all__ = ["ImagePlugin"]
