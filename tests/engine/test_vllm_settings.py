@@ -38,7 +38,7 @@ MANUAL = _MANUAL.split()
 #: What later versions have as arguments, as fields of --compilation-config (those of CUDA graphs),
 #: or as variables: VLLM_BATCH_INVARIANT, VLLM_CPU_KVCACHE_SPACE, VLLM_CPU_OMP_THREADS_BIND.
 _LATER = """
-nnodes node_rank master_addr master_port
+data_parallel_size nnodes node_rank master_addr master_port
 additional_config async_scheduling attention_backend batch_invariant calculate_kv_scales
 chat_template collect_detailed_traces convert
 cpu_kvcache_space cpu_threads_bind cudagraph_capture_sizes cudagraph_mode ec_transfer_config
