@@ -28,7 +28,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -44,7 +44,7 @@ def write_model(folder: Path) -> None:
     """A random LLaVA: CLIP ViT-B with 256 patches, and a text part of 12 layers."""
     import torch
 
-    tf: Any = import_module("transformers")
+    tf = cast(Any, import_module("transformers"))
     tokens = tf.PreTrainedTokenizerFast.from_pretrained(DEMO)
     torch.manual_seed(0)
     vision = tf.CLIPVisionConfig(
@@ -259,7 +259,7 @@ def compare_idle(args: argparse.Namespace) -> dict[str, float]:
     from engine import LLM, SamplingParams
 
     with tempfile.TemporaryDirectory() as folder:
-        tf: Any = import_module("transformers")
+        tf = cast(Any, import_module("transformers"))
         model = tf.LlavaForConditionalGeneration.from_pretrained(args.model, dtype=torch.float32)
         for name in ("tokenizer.json", "tokenizer_config.json"):
             shutil.copy(args.model / name, folder)

@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 from benchmarks.compare import LOADS, submit
 
@@ -61,7 +61,7 @@ def serve(pipe: Connection, folder: str, size: int) -> None:
         folder, load_format="dummy", skip_tokenizer_init=True, num_threads=2,
         tensor_parallel_size=size, max_model_len=2048, num_gpu_blocks_override=256,
     )  # fmt: skip
-    worker: Any = llm.core.executor.worker  # of the first rank
+    worker = cast(Any, llm.core.executor).worker  # of the first rank
     seconds: list[float] = []
 
     def timed(run: Callable[..., Any]) -> Callable[..., Any]:

@@ -92,7 +92,12 @@ class DualEncoder(NativeEncoder):
 
     spec: DualEncoderSpec
 
-    def load(self, weights: Weights, progress: Callable[[int, int], None]) -> None:
+    def load(
+        self,
+        weights: Weights,
+        progress: Callable[[int, int], None],
+        embed: Transform | None = None,
+    ) -> None:
         spec = self.spec
         loader = WeightLoader(
             cast(DecoderSpec, spec),
