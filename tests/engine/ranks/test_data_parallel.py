@@ -127,7 +127,7 @@ def expected_outputs(folder: Path, tokens: int, **settings: Any) -> list[Any]:
         # Experts beside one of all tokens, layers that run one by one; chunks of prompts.
         pytest.param("deepseek_v3", {"max_num_batched_tokens": 16}, marks=pytest.mark.slow),
         pytest.param("qwen3_next", {}, marks=pytest.mark.slow),
-        pytest.param("gpt_oss", {"num_gpu_blocks_override": 12}, marks=pytest.mark.slow),
+        pytest.param("gpt_oss", {}, marks=pytest.mark.slow),
         pytest.param("mixtral", {"async_scheduling": True}, marks=pytest.mark.slow),
     ],
 )
