@@ -188,7 +188,9 @@ def test_replicas_that_share_experts_serve_requests_of_their_own(
         assert processes[1].wait(30) == EXIT_FAULT
 
 
-@pytest.mark.parametrize("blow", [signal.SIGKILL, signal.SIGSTOP])
+@pytest.mark.parametrize(
+    "blow", [signal.SIGKILL, pytest.param(signal.SIGSTOP, marks=pytest.mark.slow)]
+)
 def test_an_engine_that_is_lost_ends_those_that_need_its_experts(
     blow: int, checkpoint: Callable[[str], Path]
 ) -> None:
