@@ -1,4 +1,4 @@
-"""Components of a family, and functions that families share for reading a config.json."""
+"""`Family`, and functions that families share for reading a config.json."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from engine.models.rotary_embedding import rope_spec
 Config = dict[str, Any]
 SpecBuilder = Callable[[Config], dict[str, Any]]
 
-#: `hidden_act` as checkpoints spell it.
+#: `hidden_act` in checkpoints -> the name of the kernels' activation.
 ACTIVATIONS = {
     "silu": "silu",
     "swish": "silu",
@@ -25,10 +25,10 @@ ACTIVATIONS = {
     "relu": "relu",
     "relu2": "relu2",
 }
-#: Layer types that carry a state, and those with attention.
+#: Layer types with a recurrent state, and those with attention.
 STATE_LAYERS = ("mamba", "linear_attention")
 ATTENTION_LAYERS = ("attention", "full_attention")
-#: Alternative names of a field in older or other families.
+#: A field's name in older or other families -> the name used here.
 ALIASES = {
     "n_embd": "hidden_size",
     "d_model": "hidden_size",
@@ -63,12 +63,13 @@ ALIASES = {
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """One architecture.
+    """A model architecture.
 
     Attributes:
-        build: config.json, completed, to the spec's fields that aren't common to all.
-        defaults: what a config.json of this family leaves out where it's this.
-        prepare: what a config.json of this family says in ways that no other does, made usual.
+        build: converts a completed config.json to the fields of `DecoderSpec` that
+            `common_fields` doesn't set or that differ.
+        defaults: values of fields that a config.json of this family omits.
+        prepare: converts fields that are specific to this family to the common ones.
     """
 
     build: SpecBuilder
@@ -76,7 +77,7 @@ class Family:
     prepare: Callable[[Config], Config] = dict
 
     def complete(self, config: Config) -> Config:
-        """The config with the names that we use and the family's defaults."""
+        """Return the config with common field names and the family's defaults."""
         config = self.prepare(config)
         renamed = {
             new: config[old]
@@ -88,7 +89,7 @@ class Family:
 
 
 def common_fields(name: str, config: Config) -> dict[str, Any]:
-    """Return the fields that every family has under the same names."""
+    """Return the `DecoderSpec` fields that all families read from the same config fields."""
     layers = int(config["num_hidden_layers"])
     heads = int(config["num_attention_heads"])
     head_dim = head_size(config)
@@ -114,13 +115,16 @@ def common_fields(name: str, config: Config) -> dict[str, Any]:
 
 
 def head_size(config: Config) -> int:
-    """Dimensions of an attention head."""
+    """Return the size of an attention head."""
     heads = int(config["num_attention_heads"])
     return int(config.get("head_dim") or config["hidden_size"] // heads)
 
 
 def rotary_dim(config: Config, head_dim: int) -> int:
-    """Number of a head's dimensions that are rotated."""
+    """Return the number of dimensions of a head that are rotated.
+
+    Raises `BadModelConfig` if `partial_rotary_factor` isn't from 0 to 1.
+    """
     rope = config.get("rope_parameters") or {}
     factor = rope.get("partial_rotary_factor") or config.get("partial_rotary_factor") or 1.0
     size = int(head_dim * float(factor))
@@ -133,7 +137,7 @@ def rotary_dim(config: Config, head_dim: int) -> int:
 
 
 def activation_of(config: Config) -> str:
-    """Our name of the config's activation."""
+    """Return the kernels' name of `hidden_act`. Raises `ModelLoadError` for an unknown one."""
     name = str(config.get("hidden_act", "silu"))
     if name not in ACTIVATIONS:
         raise ModelLoadError(
@@ -143,7 +147,7 @@ def activation_of(config: Config) -> str:
 
 
 def refuse(config: Config, **allowed: Any) -> None:
-    """Refuse by name what the native decoder doesn't do: settings that differ from these."""
+    """Raise `ModelLoadError` for a field that is set to another value than the allowed one."""
     for name, value in allowed.items():
         if config.get(name) is not None and config[name] != value:
             raise ModelLoadError(
@@ -154,7 +158,9 @@ def refuse(config: Config, **allowed: Any) -> None:
 
 
 def windows_by_type(config: Config, default: list[str] | None = None) -> tuple[int, ...]:
-    """Sliding windows by `layer_types` (or by `default` if the config has none)."""
+    """Return each layer's sliding window by `layer_types`, or by `default` if the config has none;
+    0 for full attention. Raises `ModelLoadError` for unknown types or a wrong number of them.
+    """
     layers = int(config["num_hidden_layers"])
     types = config.get("layer_types") or default or ["full_attention"] * layers
     window = int(config.get("sliding_window") or 0)
@@ -172,7 +178,9 @@ def windows_by_type(config: Config, default: list[str] | None = None) -> tuple[i
 
 
 def every_nth_full(config: Config, pattern: int) -> list[str]:
-    """Layer types where each `pattern`-th layer sees everything and the others a window."""
+    """Return layer types in which every `pattern`-th layer has full attention and the others have
+    a sliding window.
+    """
     return [
         "full_attention" if (layer + 1) % pattern == 0 else "sliding_attention"
         for layer in range(int(config["num_hidden_layers"]))
@@ -180,14 +188,16 @@ def every_nth_full(config: Config, pattern: int) -> list[str]:
 
 
 def window_everywhere(config: Config) -> tuple[int, ...]:
-    """The same sliding window on every layer, unless `layer_types` says otherwise."""
+    """Return the same sliding window for every layer, unless the config has `layer_types`."""
     if config.get("layer_types"):
         return windows_by_type(config)
     return (int(config.get("sliding_window") or 0),) * int(config["num_hidden_layers"])
 
 
 def alibi_slopes(heads: int, bias_max: float = 8.0) -> tuple[float, ...]:
-    """ALiBi's slopes (arXiv 2108.12409); heads beyond a power of two get those between."""
+    """Return ALiBi's slopes (arXiv 2108.12409). If `heads` isn't a power of two, heads beyond it
+    have slopes between those of the first heads.
+    """
     power = 2 ** math.floor(math.log2(heads))
     slopes = [2.0 ** (-bias_max * (head + 1) / power) for head in range(power)]
     between = [2.0 ** (-bias_max * (head + 0.5) / power) for head in range(heads - power)]
@@ -197,7 +207,11 @@ def alibi_slopes(heads: int, bias_max: float = 8.0) -> tuple[float, ...]:
 def layers_with_state(
     config: Config, default: list[str], carrying: tuple[str, ...] = STATE_LAYERS
 ) -> tuple[bool, ...]:
-    """For each layer, whether it carries a state: it does if its type is one of `carrying`."""
+    """Return for each layer whether it has a state, which is so if its type is in `carrying`.
+
+    The types are those of the config, or else of `default`, which has an item per layer. Raises
+    `ModelLoadError` for unknown types or a wrong number of them.
+    """
     types = config.get("layer_types") or config.get("layers_block_type") or default
     if len(types) != len(default):
         raise ModelLoadError(
@@ -213,7 +227,7 @@ def layers_with_state(
 
 
 def size_field(config: Config, name: str) -> int:
-    """A size that can be. Raises `BadModelConfig` for others."""
+    """Return a size from 1 to 2^20 - 1. Raises `BadModelConfig` for others."""
     value = int(config[name])
     if not 1 <= value < 1 << 20:
         raise BadModelConfig(f"config.json: {name} must be from 1 to 2^20 - 1.", param=name)
@@ -221,7 +235,7 @@ def size_field(config: Config, name: str) -> int:
 
 
 def divisor_field(config: Config, name: str, total: int, of: str) -> int:
-    """A size that divides another one. Raises `BadModelConfig` for others."""
+    """Return a size that divides `total`, the value of `of`. Raises `BadModelConfig` for others."""
     value = size_field(config, name)
     if total % value:
         raise BadModelConfig(
@@ -231,7 +245,7 @@ def divisor_field(config: Config, name: str, total: int, of: str) -> int:
 
 
 def _ids(value: Any) -> tuple[int, ...]:
-    """An id, a list of ids or None as a tuple."""
+    """Return an id, a list of ids or None as a tuple."""
     if value is None:
         return ()
     return tuple(value) if isinstance(value, list) else (int(value),)

@@ -1,4 +1,7 @@
-"""Families with learned positions or ALiBi: GPT-2 and its successors, OPT, BLOOM, MPT."""
+"""Families with learned positions or ALiBi: GPT-2 and its successors, OPT, BLOOM and MPT.
+
+GPT-J has rotary embedding, but GPT-2's weight names.
+"""
 
 from __future__ import annotations
 
@@ -40,13 +43,13 @@ GPTJ = replace(
     up=("mlp.fc_in",),
     down="mlp.fc_out",
 )
-# The second one is activated.
+# The activation is applied to the second projection.
 JAIS = replace(GPT2, positions="", up=("mlp.c_fc2", "mlp.c_fc"))
 QWEN = replace(
     _TRANSFORMER,
     qkv=("attn.c_attn",),
     o="attn.c_proj",
-    # The second one is activated.
+    # The activation is applied to the second projection.
     up=("mlp.w2", "mlp.w1"),
     down="mlp.c_proj",
 )
@@ -90,7 +93,7 @@ _BIASES: dict[str, Any] = {"qkv_bias": True, "o_bias": True, "mlp_bias": True}
 
 
 def gpt2(config: Config) -> dict[str, Any]:
-    """GPT-2: learned positions, linear weights kept as [in, out]."""
+    """GPT-2: learned positions, linear weights stored as [in, out]."""
     refuse(
         config,
         scale_attn_by_inverse_layer_idx=False,
@@ -101,7 +104,7 @@ def gpt2(config: Config) -> dict[str, Any]:
 
 
 def gpt_bigcode(config: Config) -> dict[str, Any]:
-    """StarCoder 1: GPT-2 with one KV head, or with interleaved queries, keys and values."""
+    """StarCoder 1: GPT-2 with one KV head, or with queries, keys and values fused by head."""
     refuse(config, add_cross_attention=False, scale_attn_weights=True)
     one = bool(config.get("multi_query", True))
     return {
@@ -115,7 +118,7 @@ def gpt_bigcode(config: Config) -> dict[str, Any]:
 
 
 def gpt_neo(config: Config) -> dict[str, Any]:
-    """GPT-Neo: scores aren't scaled, every other layer sees a window."""
+    """GPT-Neo: unscaled attention scores, a sliding window on layers of type "local"."""
     kinds = config.get("attention_layers")
     if kinds is None:
         types = config["attention_types"]
@@ -133,7 +136,7 @@ def gpt_neo(config: Config) -> dict[str, Any]:
 
 
 def gptj(config: Config) -> dict[str, Any]:
-    """GPT-J: parallel, neighbours are rotated, biases in the MLP and the head."""
+    """GPT-J: attention and MLP in parallel, interleaved rotation, biases in MLP and LM head."""
     head_dim = int(config["hidden_size"]) // int(config["num_attention_heads"])
     return {
         **_LAYER_NORM,
@@ -148,7 +151,7 @@ def gptj(config: Config) -> dict[str, Any]:
 
 
 def opt(config: Config) -> dict[str, Any]:
-    """OPT: learned positions from row 2 on, ReLU."""
+    """OPT: learned positions that begin at row 2, ReLU."""
     refuse(
         config,
         do_layer_norm_before=True,
@@ -171,7 +174,7 @@ def opt(config: Config) -> dict[str, Any]:
 
 
 def bloom(config: Config) -> dict[str, Any]:
-    """BLOOM: ALiBi, a norm on the embedding."""
+    """BLOOM: ALiBi, a norm after the embedding."""
     refuse(config, apply_residual_connection_post_layernorm=False)
     return {
         **_LAYER_NORM,
@@ -186,7 +189,7 @@ def bloom(config: Config) -> dict[str, Any]:
 
 
 def mpt(config: Config) -> dict[str, Any]:
-    """MPT: ALiBi, no biases at all."""
+    """MPT: ALiBi, no biases."""
     refuse(config, expansion_ratio=4, no_bias=True, logit_scale="none")
     attention = {name: v for name, v in (config.get("attn_config") or {}).items() if v is not None}
     refuse(attention, alibi=True, qk_ln=False, prefix_lm=False, attn_type="multihead_attention")
@@ -205,14 +208,16 @@ def mpt(config: Config) -> dict[str, Any]:
 
 
 def _mpt_slopes(heads: int, bias_max: float) -> tuple[float, ...]:
-    """MPT's slopes: those of the next power of two, every second one first."""
+    """Return MPT's slopes. If `heads` isn't a power of two, they are taken from those of the next
+    power of two, first those with odd indices.
+    """
     num_slopes = 1 << (heads - 1).bit_length()
     slopes = alibi_slopes(num_slopes, bias_max)
     return slopes if num_slopes == heads else (slopes[1::2] + slopes[::2])[:heads]
 
 
 def falcon_alibi(config: Config) -> dict[str, Any]:
-    """Falcon-RW's ALiBi: slopes rounded to bfloat16 and scaled as the scores are."""
+    """Falcon-RW's ALiBi: slopes are rounded to bfloat16 and scaled like the attention scores."""
     heads = int(config["num_attention_heads"])
     scale = (int(config["hidden_size"]) // heads) ** -0.5
     rounded = torch.tensor(alibi_slopes(heads)).bfloat16().tolist()
@@ -220,7 +225,7 @@ def falcon_alibi(config: Config) -> dict[str, Any]:
 
 
 def _learned(config: Config, offset: int = 0) -> dict[str, Any]:
-    """Learned positions in place of rotation."""
+    """Return the fields for learned positions, of which position 0 is row `offset`."""
     positions = int(config["max_position_embeddings"])
     return {
         "rope": None,

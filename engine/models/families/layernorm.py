@@ -29,7 +29,7 @@ PHI = WeightNames(
 
 
 def stablelm(config: Config) -> dict[str, Any]:
-    """StableLM: a quarter of each head is rotated; attention and MLP may be parallel."""
+    """StableLM: a quarter of each head is rotated; optionally attention and MLP in parallel."""
     parallel = bool(config.get("use_parallel_residual", False))
     normed = bool(config.get("qk_layernorm", False))
     return {
@@ -47,7 +47,9 @@ def stablelm(config: Config) -> dict[str, Any]:
 
 
 def cohere(config: Config) -> dict[str, Any]:
-    """Command-R: parallel, LayerNorm without bias, rotation of neighbours, scaled logits."""
+    """Command-R: attention and MLP in parallel, LayerNorm without bias, interleaved rotation,
+    scaled logits.
+    """
     return {
         **llama(config),
         "wiring": "parallel",
@@ -60,7 +62,9 @@ def cohere(config: Config) -> dict[str, Any]:
 
 
 def cohere2(config: Config) -> dict[str, Any]:
-    """Command-R7B: three windowed layers, then one that sees everything and isn't rotated."""
+    """Command-R7B: by default every fourth layer has full attention without rotary embedding, the
+    others have a sliding window.
+    """
     pattern = int(config.get("sliding_window_pattern", 4))
     windows = windows_by_type(config, every_nth_full(config, pattern))
     head_dim = int(config["hidden_size"]) // int(config["num_attention_heads"])
@@ -73,7 +77,7 @@ def cohere2(config: Config) -> dict[str, Any]:
 
 
 def starcoder2(config: Config) -> dict[str, Any]:
-    """StarCoder 2: an MLP without gate, biases everywhere."""
+    """StarCoder 2: an ungated MLP, biases in all layers."""
     bias = bool(config.get("use_bias", True))
     return {
         "norm": "layer",
@@ -88,7 +92,9 @@ def starcoder2(config: Config) -> dict[str, Any]:
 
 
 def phi(config: Config) -> dict[str, Any]:
-    """Phi 1 and 2: parallel, half of each head is rotated, biases everywhere."""
+    """Phi 1 and 2: attention and MLP in parallel, by default half of each head is rotated, biases
+    in all linear layers.
+    """
     normed = bool(config.get("qk_layernorm", False))
     return {
         "wiring": "parallel",
@@ -106,7 +112,9 @@ def phi(config: Config) -> dict[str, Any]:
 
 
 def gpt_neox(config: Config) -> dict[str, Any]:
-    """GPT-NeoX, Pythia: fused projections by head, parallel with two norms."""
+    """GPT-NeoX and Pythia: queries, keys and values fused by head; attention and MLP in parallel,
+    each with a norm.
+    """
     bias = bool(config.get("attention_bias", True))
     return {
         "wiring": "parallel" if config.get("use_parallel_residual", True) else "sequential",
@@ -132,7 +140,7 @@ def gpt_neox(config: Config) -> dict[str, Any]:
 
 
 def falcon(config: Config) -> dict[str, Any]:
-    """Falcon 7B, 40B and RW: one KV head, grouped ones, or ALiBi."""
+    """Falcon 7B (one KV head), 40B (grouped KV heads) and RW (ALiBi)."""
     from engine.models.families.gpt import falcon_alibi
 
     new, parallel = bool(config["new_decoder_architecture"]), bool(config["parallel_attn"])
@@ -191,7 +199,9 @@ _FALCON = {
 
 
 def _refined_web(config: Config) -> Config:
-    """Falcon before transformers had it: grouped KV heads are what is new of an architecture."""
+    """Convert configs from before `transformers` had Falcon, where several KV heads mean the new
+    decoder architecture.
+    """
     groups = config.get("n_head_kv")
     if groups is None:
         return dict(config)

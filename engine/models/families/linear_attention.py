@@ -1,4 +1,4 @@
-"""Families with linear attention or short convolutions in addition to attention."""
+"""Families that mix attention with linear attention, linear recurrence or short convolutions."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _LFM2 = WeightNames(
     up=("feed_forward.w1", "feed_forward.w3"),
     down="feed_forward.w2",
 )
-#: RecurrentGemma's.
+#: The names of RecurrentGemma.
 _GRIFFIN = WeightNames(
     final_norm="model.final_norm",
     attention_norm="temporal_pre_norm",
@@ -44,7 +44,7 @@ _GRIFFIN = WeightNames(
     up=("mlp_block.gate_proj", "mlp_block.up_proj"),
     down="mlp_block.down_proj",
 )
-#: As `transformers` saves it, the dense layers of the first few are named as experts are.
+#: In checkpoints that `transformers` saved, dense MLPs have the module name of experts.
 _KIMI_BY_TRANSFORMERS = WeightNames(
     up=("block_sparse_moe.gate_proj", "block_sparse_moe.up_proj"),
     down="block_sparse_moe.down_proj",
@@ -52,7 +52,9 @@ _KIMI_BY_TRANSFORMERS = WeightNames(
 
 
 def qwen3_next(config: Config) -> dict[str, Any]:
-    """Qwen3-Next: three of four layers by the gated delta rule, the others' attention has gates."""
+    """Qwen3-Next: gated attention on every `full_attention_interval`-th layer, the gated delta rule
+    on the others.
+    """
     refuse(config, hidden_act="silu")
     layers, every = int(config["num_hidden_layers"]), int(config["full_attention_interval"])
     if every < 1:
@@ -89,8 +91,8 @@ def qwen3_next(config: Config) -> dict[str, Any]:
 
 
 def kimi_linear(config: Config) -> dict[str, Any]:
-    """Kimi Linear: most layers are delta attention, the others attend over latents and don't
-    rotate; V3's experts.
+    """Kimi Linear: most layers are Kimi delta attention, the others multi-head latent attention
+    without rotary embedding; experts of DeepSeek V3.
     """
     refuse(config, hidden_act="silu", mla_use_nope=True, moe_router_activation_func="sigmoid")
     refuse(config, moe_layer_freq=1)
@@ -141,7 +143,7 @@ def _kimi_delta(config: Config, layers: tuple[bool, ...]) -> MambaSpec:
 
 
 def _kimi_names(config: Config) -> Config:
-    """Kimi's names as other families have them; its layers are counted from 1."""
+    """Rename Kimi's fields to common ones. Its lists of layers count from 1."""
     names = {
         "model_max_length": "max_position_embeddings",
         "num_expert_group": "n_group",
@@ -168,7 +170,7 @@ def _kimi_names(config: Config) -> Config:
 
 
 def minimax(config: Config) -> dict[str, Any]:
-    """MiniMax-Text-01: lightning attention, some layers attend; experts everywhere."""
+    """MiniMax-Text-01: lightning attention, full attention on some layers, experts on all."""
     refuse(config, hidden_act="silu", sliding_window=0)
     layers = int(config["num_hidden_layers"])
     types = [ATTENTION_LAYERS[1], STATE_LAYERS[1]] * (layers // 2 + 1)
@@ -184,7 +186,10 @@ def minimax(config: Config) -> dict[str, Any]:
 
 
 def _minimax_names(config: Config) -> Config:
-    """MiniMax's own names; only what a norm gave goes past layers there, as in `transformers`."""
+    """Rename the fields of MiniMax's own configs to those of `transformers`.
+
+    Only `postnorm` is supported, where a layer's residual is the norm's output.
+    """
     refuse(config, postnorm=True, shared_intermediate_size=0)
     types = config.get("attn_type_list") or ()
     if not {*types} <= {0, 1}:
@@ -205,7 +210,9 @@ def _minimax_names(config: Config) -> Config:
 
 
 def _lightning(config: Config, layers: tuple[bool, ...]) -> MambaSpec:
-    """Head h of H decays by 2^(-8 (h + 1) / H) a token, less in later layers."""
+    """Lightning attention: the log decay of head h of H is -2^(-8 (h + 1) / H) per token, times a
+    factor that falls from 1 in the first layer to about 0 in the last.
+    """
     heads, size = size_field(config, "num_attention_heads"), head_size(config)
     slopes = [2.0 ** (-8 * (head + 1) / heads) for head in range(heads)]
     last = len(layers) - 1 + 1e-5
@@ -233,8 +240,8 @@ def _lightning(config: Config, layers: tuple[bool, ...]) -> MambaSpec:
 
 
 def recurrent_gemma(config: Config) -> dict[str, Any]:
-    """RecurrentGemma (Griffin): most layers are real-gated linear recurrent units, the others have
-    attention with a window.
+    """RecurrentGemma (Griffin): most layers are real-gated linear recurrent units (RG-LRU), the
+    others have attention with a sliding window.
     """
     refuse(config, hidden_act="gelu_pytorch_tanh")
     layers, hidden = int(config["num_hidden_layers"]), int(config["hidden_size"])
@@ -275,7 +282,7 @@ def recurrent_gemma(config: Config) -> dict[str, Any]:
     return {
         "names": _GRIFFIN,
         "norm_offset": 1.0,
-        # The model was trained with the root as bfloat16 has it.
+        # The model was trained with the root rounded to bfloat16.
         "embedding_scale": torch.tensor(hidden**0.5, dtype=torch.bfloat16).item(),
         "logit_soft_cap": float(config["logits_soft_cap"]),
         "activation": "gelu_tanh",
@@ -289,7 +296,7 @@ def recurrent_gemma(config: Config) -> dict[str, Any]:
 
 
 def lfm2_moe(config: Config) -> dict[str, Any]:
-    """LFM2 with experts in all layers but the first ones."""
+    """LFM2 with experts on all layers except the first `num_dense_layers`."""
     refuse(config, use_expert_bias=True)
     layers, dense = int(config["num_hidden_layers"]), int(config["num_dense_layers"])
     moe = MoeSpec(
@@ -309,7 +316,7 @@ def lfm2_moe(config: Config) -> dict[str, Any]:
 
 
 def lfm2(config: Config) -> dict[str, Any]:
-    """LFM2: most layers are short convolutions between two gates, the others attend."""
+    """LFM2: most layers are short convolutions between two gates, the others have attention."""
     layers, attending = int(config["num_hidden_layers"]), config.get("full_attn_idxs")
     types = [
         ATTENTION_LAYERS[1] if attending is None or index in attending else "conv"
@@ -345,7 +352,9 @@ def lfm2(config: Config) -> dict[str, Any]:
 
 
 def _lfm2_mlp_size(config: Config) -> int:
-    """Two thirds of the size that is named, times a factor, rounded up."""
+    """Return the MLP's size: with `block_auto_adjust_ff_dim` two thirds of the config's size, times
+    `block_ffn_dim_multiplier`, rounded up to `block_multiple_of`.
+    """
     size = int(config.get("block_ff_dim") or config["intermediate_size"])
     if not config["block_auto_adjust_ff_dim"]:
         return size
@@ -357,7 +366,7 @@ def _lfm2_mlp_size(config: Config) -> int:
 
 
 def _lfm2_names(config: Config) -> Config:
-    """Names that only the first checkpoints have."""
+    """Rename fields of the first checkpoints."""
     older = {"theta": "rope_theta", "tie_embedding": "tie_word_embeddings"}
     return {**config, **{new: config[old] for old, new in older.items() if old in config}}
 

@@ -1,4 +1,4 @@
-"""Families of Llama's shape: RMSNorm, rotary embedding, gated MLP."""
+"""Llama and similar families, most with RMSNorm, rotary embedding and a gated MLP."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ SANDWICH = WeightNames(
 
 
 def gemma(config: Config) -> dict[str, Any]:
-    """Gemma: norms count from 1, embeddings are scaled by the root of their size."""
+    """Gemma: norm weights are stored minus 1, embeddings are scaled by the root of their size."""
     refuse(config, use_bidirectional_attention=False)
     bias = bool(config.get("attention_bias", False))
     named = activation_of(config) if config.get("hidden_act") else "gelu_tanh"
     return {
         "norm_offset": 1.0,
         "embedding_scale": float(config["hidden_size"]) ** 0.5,
-        # Early checkpoints say "gelu" and mean its tanh form.
+        # Early checkpoints have "gelu", which stands for its tanh approximation.
         "activation": "gelu_tanh" if named == "gelu" else named,
         "qkv_bias": bias,
         "o_bias": bias,
@@ -44,7 +44,9 @@ def gemma(config: Config) -> dict[str, Any]:
 
 
 def gemma2(config: Config) -> dict[str, Any]:
-    """Gemma 2: a norm on both sides of attention and MLP, soft caps, every other layer a window."""
+    """Gemma 2: norms before and after attention and MLP, soft caps, a sliding window on every other
+    layer.
+    """
     return {
         **gemma(config),
         "names": SANDWICH,
@@ -56,7 +58,7 @@ def gemma2(config: Config) -> dict[str, Any]:
 
 
 def gemma3(config: Config) -> dict[str, Any]:
-    """Gemma 3: queries and keys normed by head; windowed layers rotate with a base of their own."""
+    """Gemma 3: queries and keys normed by head, another RoPE base with a sliding window."""
     pattern = int(config.get("sliding_window_pattern", 6))
     windows = windows_by_type(config, every_nth_full(config, pattern))
     head_dim = int(config["head_dim"])
@@ -73,8 +75,8 @@ def gemma3(config: Config) -> dict[str, Any]:
 
 
 def gemma3n(config: Config) -> dict[str, Any]:
-    """Gemma 3n's text part: several hidden states a token, an embedding for each layer, and last
-    layers that attend to the keys and values of earlier ones.
+    """Gemma 3n's text model: several hidden states per token (AltUp), an embedding for each layer,
+    and last layers that use the keys and values of earlier ones.
     """
     refuse(config, altup_active_idx=0, hidden_act="gelu_pytorch_tanh")
     layers = int(config["num_hidden_layers"])
@@ -105,8 +107,10 @@ def gemma3n(config: Config) -> dict[str, Any]:
 
 
 def _kv_sources(windows: tuple[int, ...], num_shared: int) -> tuple[int, ...]:
-    """Each layer's own keys and values; of the last ones those of the last before with the same
-    window.
+    """Return for each layer the layer whose keys and values it uses: its own, or, for the last
+    `num_shared` layers, those of the last layer before these with the same window.
+
+    Raises `BadModelConfig` unless there is such a layer for each window.
     """
     first = len(windows) - num_shared
     last_layers = {window: layer for layer, window in enumerate(windows[: max(0, first)])}
@@ -122,7 +126,9 @@ def _kv_sources(windows: tuple[int, ...], num_shared: int) -> tuple[int, ...]:
 
 
 def _gemma3n_names(config: Config) -> Config:
-    """The text part, where it lies in a larger model; one size of all MLPs, which may be a list."""
+    """Replace fields by those of `text_config`, if there is one, and a list of equal MLP sizes by
+    the size. Raises `BadModelConfig` for different sizes.
+    """
     config = {**config, **(config.get("text_config") or {})}
     sizes = config.get("intermediate_size")
     if not isinstance(sizes, list):
@@ -136,7 +142,9 @@ def _gemma3n_names(config: Config) -> Config:
 
 
 def _local_rope(config: Config, dim: int) -> RopeSpec:
-    """Rotary embedding of windowed layers; older configs name only its base."""
+    """Return the rotary embedding of layers with a sliding window. Older configs have only its
+    base.
+    """
     rope = (config.get("rope_parameters") or {}).get("sliding_attention")
     if rope:
         return rope_spec({**config, "rope_scaling": None}, dim, "sliding_attention")
@@ -184,7 +192,9 @@ GLM4 = replace(
 
 
 def glm(config: Config) -> dict[str, Any]:
-    """GLM: neighbours are rotated in half of each head; biases of queries, keys and values."""
+    """GLM: interleaved rotation, by default of half of each head; biases of queries, keys and
+    values.
+    """
     return {
         "names": GLM,
         "qkv_bias": bool(config.get("attention_bias", True)),
@@ -193,7 +203,7 @@ def glm(config: Config) -> dict[str, Any]:
 
 
 def glm4(config: Config) -> dict[str, Any]:
-    """GLM-4-0414: a norm on both sides of attention and MLP."""
+    """GLM-4-0414: norms before and after attention and MLP."""
     return {**glm(config), "names": GLM4}
 
 
@@ -215,7 +225,7 @@ FUSED = WeightNames(qkv=("self_attn.qkv_proj",), up=("mlp.gate_up_proj",))
 
 
 def llama(config: Config) -> dict[str, Any]:
-    """Llama: with biases if the config has them."""
+    """Llama, with biases if the config enables them."""
     bias = bool(config.get("attention_bias", False))
     return {
         "qkv_bias": bias,
@@ -226,7 +236,7 @@ def llama(config: Config) -> dict[str, Any]:
 
 
 def mistral(config: Config) -> dict[str, Any]:
-    """Mistral: a window on every layer."""
+    """Mistral: a sliding window on every layer if the config has one."""
     return {"sliding_windows": window_everywhere(config)}
 
 
@@ -236,12 +246,14 @@ def qwen2(config: Config) -> dict[str, Any]:
 
 
 def qwen3(config: Config) -> dict[str, Any]:
-    """Qwen 3: queries and keys are normed by head."""
+    """Qwen 3: queries and keys normed by head."""
     return {**llama(config), "qk_norm": "rms_head", "sliding_windows": qwen_windows(config)}
 
 
 def qwen_windows(config: Config) -> tuple[int, ...]:
-    """Qwen's windows: by `layer_types`, or on layers from `max_window_layers` on."""
+    """Return Qwen's sliding windows: none without `use_sliding_window`; otherwise by `layer_types`,
+    or on the layers from `max_window_layers` on.
+    """
     layers = int(config["num_hidden_layers"])
     if not config.get("use_sliding_window"):
         return (0,) * layers
@@ -269,7 +281,9 @@ def granite(config: Config) -> dict[str, Any]:
 
 
 def smollm3(config: Config) -> dict[str, Any]:
-    """SmolLM3: every fourth layer isn't rotated, and it's these that may have a window."""
+    """SmolLM3: by default every fourth layer has no rotary embedding. If windows are used without
+    `layer_types`, these layers have them.
+    """
     layers = int(config["num_hidden_layers"])
     rotated = _rotated_layers(config, layers)
     types = ["full_attention" if turned else "sliding_attention" for turned in rotated]
@@ -284,7 +298,9 @@ def smollm3(config: Config) -> dict[str, Any]:
 
 
 def _rotated_layers(config: Config, layers: int) -> list[bool]:
-    """Which layers use rotation. Raises `BadModelConfig` unless that is defined for each."""
+    """Return for each layer whether it has rotary embedding. Raises `BadModelConfig` for an invalid
+    `no_rope_layers` or `no_rope_layer_interval`.
+    """
     flags = config.get("no_rope_layers")
     if flags is None:
         every = int(config.get("no_rope_layer_interval", 4))
@@ -318,7 +334,7 @@ LLAMA_FAMILIES = {
 }
 
 
-#: Norms on what attention and MLP give, none on what they take.
+#: Norms on the outputs of attention and MLP, none on their inputs.
 POST_NORM = WeightNames(
     attention_norm="",
     attention_out_norm="post_attention_layernorm",
@@ -339,13 +355,14 @@ def olmo(config: Config) -> dict[str, Any]:
 
 
 def olmo2(config: Config) -> dict[str, Any]:
-    """OLMo 2: norms after attention and MLP, and over all queries and all keys."""
+    """OLMo 2: norms after attention and MLP; queries and keys normed over all heads together."""
     return {**llama(config), "names": POST_NORM, "qk_norm": "rms_full"}
 
 
 def olmo3(config: Config) -> dict[str, Any]:
-    """OLMo 3: three windowed layers, then one that sees everything; only that one's rotary
-    embedding is scaled."""
+    """OLMo 3: by default every fourth layer has full attention, the others have a sliding window;
+    only the rotary embedding of full attention is scaled.
+    """
     windows = windows_by_type(config, every_nth_full(config, 4))
     dim = rotary_dim(config, head_size(config))
     full_rope = rope_spec(config, dim, "full_attention")
@@ -359,7 +376,9 @@ def olmo3(config: Config) -> dict[str, Any]:
 
 
 def _windowed_rope(config: Config, dim: int, full_rope: RopeSpec) -> RopeSpec:
-    """Rotary embedding of windowed layers; older configs have one base for all layers."""
+    """Return the rotary embedding of layers with a sliding window. Older configs have one base for
+    all layers.
+    """
     if isinstance((config.get("rope_parameters") or {}).get("sliding_attention"), dict):
         return rope_spec({**config, "rope_scaling": None}, dim, "sliding_attention")
     return RopeSpec(full_rope.theta, dim, max_position_embeddings=full_rope.max_position_embeddings)

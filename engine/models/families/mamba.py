@@ -22,7 +22,7 @@ from engine.models.families.common import (
 )
 from engine.models.families.llama import granite
 
-#: Bamba's, Falcon-H1's and Jamba's.
+#: Weight names of Bamba, Falcon-H1 and Jamba.
 _BAMBA = WeightNames(
     final_norm="model.final_layernorm",
     mlp_norm="pre_ff_layernorm",
@@ -30,7 +30,7 @@ _BAMBA = WeightNames(
     down="feed_forward.down_proj",
 )
 _ZAMBA2 = WeightNames(final_norm="model.final_layernorm")
-#: Of models that are all Mamba, and of Nemotron-H.
+#: Weight names of Mamba, Mamba 2 and Nemotron-H.
 _BACKBONE = WeightNames(
     embedding="backbone.embeddings",
     final_norm="backbone.norm_f",
@@ -41,7 +41,7 @@ _BACKBONE = WeightNames(
     up=("mixer.up_proj",),
     down="mixer.down_proj",
 )
-#: Mamba 2's sizes as `transformers` has them for Mamba 2 and Nemotron-H, and for all others.
+#: Mamba 2's sizes: names in configs of Mamba 2 and Nemotron-H -> names in all other families.
 _MAMBA2_SIZES = {
     "num_heads": "mamba_n_heads",
     "mamba_num_heads": "mamba_n_heads",
@@ -55,14 +55,14 @@ _MAMBA2_SIZES = {
     "use_conv_bias": "mamba_conv_bias",
     "use_bias": "mamba_proj_bias",
 }
-#: Characters of Nemotron-H's `hybrid_override_pattern`.
+#: Characters of Nemotron-H's `hybrid_override_pattern` -> layer types.
 _PATTERN = {"M": "mamba", "*": "attention", "-": "mlp", "E": "moe"}
-#: Granite 4's MLP, which every token goes through, has this name beside experts and without them.
+#: Granite 4's dense MLP has this name with and without experts.
 _GRANITE4 = WeightNames(up=("shared_mlp.input_linear",), down="shared_mlp.output_linear")
 
 
 def granite4(config: Config) -> dict[str, Any]:
-    """Granite 4: Granite, mostly with Mamba 2 layers, with or without experts next to the MLP."""
+    """Granite 4: Granite with mostly Mamba 2 layers, and optionally experts beside the MLP."""
     refuse(config, hidden_act="silu")
     layers, shared = int(config["num_hidden_layers"]), int(config["shared_intermediate_size"])
     carried = layers_with_state(config, ["mamba"] * layers)
@@ -92,7 +92,7 @@ def granite4(config: Config) -> dict[str, Any]:
 
 
 def bamba(config: Config) -> dict[str, Any]:
-    """Bamba: most layers are Mamba 2, the others attend; each has an MLP."""
+    """Bamba: most layers are Mamba 2, the others have attention; each has an MLP."""
     refuse(config, hidden_act="silu")
     attending = set(config.get("attn_layer_indices") or ())
     types = [
@@ -139,7 +139,8 @@ def falcon_h1(config: Config) -> dict[str, Any]:
     )
     return {
         "names": _BAMBA,
-        # What scales queries, keys and values scales their products.
+        # The factors of queries and keys become one of their scores, that of values one of the
+        # output.
         "attention_scale": head_size(config) ** -0.5 * input_scale * input_scale * keys,
         "attention_output_scale": input_scale * float(config["attention_out_multiplier"]),
         "mlp_gate_scale": gate_scale,
@@ -152,8 +153,8 @@ def falcon_h1(config: Config) -> dict[str, Any]:
 
 
 def zamba2(config: Config) -> dict[str, Any]:
-    """Zamba 2: every layer is Mamba 2; before some of them comes a block of attention and an MLP
-    whose weights they share in turns.
+    """Zamba 2: every layer is Mamba 2. Some layers are preceded by a block of attention and MLP,
+    which use the weights of `num_mem_blocks` shared blocks in turns.
     """
     refuse(config, use_long_context=False, rms_norm_eps=1e-5)
     layers, types = int(config["num_hidden_layers"]), config["layers_block_type"]
@@ -189,7 +190,7 @@ def zamba2(config: Config) -> dict[str, Any]:
 
 
 def _zamba2_names(config: Config) -> Config:
-    """Its names of Mamba 2's sizes; attention is twice as wide as the hidden state."""
+    """Rename Zamba 2's fields. Attention is twice as wide as the hidden state."""
     names = {
         "n_mamba_heads": "mamba_n_heads",
         "mamba_ngroups": "mamba_n_groups",
@@ -201,7 +202,7 @@ def _zamba2_names(config: Config) -> Config:
 
 
 def mamba2(config: Config) -> dict[str, Any]:
-    """Mamba 2: every layer carries a state, and none has an MLP."""
+    """Mamba 2: every layer is a Mamba 2 mixer without an MLP."""
     refuse(config, hidden_act="silu")
     layers = (True,) * int(config["num_hidden_layers"])
     return {
@@ -213,7 +214,7 @@ def mamba2(config: Config) -> dict[str, Any]:
     }
 
 
-#: Names of Mamba 2's weights in `_BACKBONE`.
+#: Names of a Mamba 2 mixer's weights in models with `_BACKBONE`.
 _MIXER: dict[str, Any] = {
     "inputs": "mixer.in_proj",
     "conv": ("mixer.conv1d",),
@@ -256,9 +257,9 @@ def nemotron_h(config: Config) -> dict[str, Any]:
 
 
 def _nemotron_h_names(config: Config) -> Config:
-    """Layers by their types, whichever way they are named."""
+    """Rename sizes, and convert `hybrid_override_pattern` to `layers_block_type`."""
     states = _mamba2_sizes({name: value for name, value in config.items() if name != "head_dim"})
-    config = {**config, **states}  # `head_dim` is that of attention
+    config = {**config, **states}  # `head_dim` is the size of attention heads
     types = config.get("layers_block_type")
     if types is None:
         pattern = config["hybrid_override_pattern"]
@@ -273,13 +274,13 @@ def _nemotron_h_names(config: Config) -> Config:
 
 
 def _mamba2_sizes(config: Config) -> Config:
-    """Sizes by the names that all families but Mamba 2 and Nemotron-H have for them."""
+    """Rename sizes to the names of other families, see `_MAMBA2_SIZES`."""
     renamed = {new: config[old] for old, new in _MAMBA2_SIZES.items() if old in config}
     return {**config, **renamed}
 
 
 def mamba(config: Config) -> dict[str, Any]:
-    """Mamba: every layer carries a state, and none has an MLP."""
+    """Mamba: every layer is a Mamba mixer without an MLP."""
     refuse(config, hidden_act="silu")
     layers = (True,) * int(config["num_hidden_layers"])
     values = int(config["expand"] * int(config["hidden_size"]))
@@ -302,7 +303,7 @@ def mamba(config: Config) -> dict[str, Any]:
 
 
 def jamba(config: Config) -> dict[str, Any]:
-    """Jamba: most layers are Mamba with norms, the others attend; some have experts."""
+    """Jamba: most layers are Mamba with norms, the others have attention; some have experts."""
     refuse(config, hidden_act="silu", sliding_window=0)
     layers, hidden = range(int(config["num_hidden_layers"])), int(config["hidden_size"])
     carries = tuple(not attends for attends in _every_nth(config, "attn_layer", layers))
@@ -340,13 +341,13 @@ def jamba(config: Config) -> dict[str, Any]:
 
 
 def _every_nth(config: Config, name: str, layers: range) -> tuple[bool, ...]:
-    """For each layer whether it is `name`_offset after a multiple of `name`_period."""
+    """Return for each layer whether it is `name`_offset after a multiple of `name`_period."""
     period, offset = size_field(config, f"{name}_period"), int(config[f"{name}_offset"])
     return tuple(layer % period == offset for layer in layers)
 
 
 def _rank(config: Config, name: str) -> int:
-    """Size of what Mamba makes rates of."""
+    """Return the rank of Mamba's time steps; "auto" is hidden_size / 16, rounded up."""
     if config[name] == "auto":
         return -(-int(config["hidden_size"]) // 16)
     return size_field(config, name)
@@ -404,11 +405,11 @@ def _mamba2(config: Config, layers: tuple[bool, ...]) -> MambaSpec:
 
 
 def _number(value: Any) -> float:
-    """A number of config.json; infinity may be an object there, as `transformers` writes it."""
+    """Convert a number of config.json, where `transformers` writes infinity as an object."""
     return float(value["__float__"] if isinstance(value, dict) else value)
 
 
-#: A state has no longest context; where config.json names none, it is as in vLLM.
+#: A state doesn't limit the context. If config.json has no maximum, it is vLLM's.
 _ALL_MAMBA = {
     "num_attention_heads": 1,
     "max_position_embeddings": 2048,

@@ -16,8 +16,8 @@ _MAX_SIZE = 1 << 16
 
 
 def deepseek_v2(config: Config) -> dict[str, Any]:
-    """DeepSeek V2, V2 Lite: experts by a softmax, and some for all tokens, behind plain layers."""
-    # With the sums of weights brought to 1, `transformers` and DeepSeek's own code differ.
+    """DeepSeek V2 and V2 Lite: dense layers, then experts by softmax and shared experts."""
+    # With normalized weights, `transformers` and DeepSeek's own code give different results.
     refuse(config, scoring_func="softmax", norm_topk_prob=False)
     method = config.get("topk_method", "greedy")
     if method not in ("greedy", "group_limited_greedy"):
@@ -36,12 +36,12 @@ def deepseek(config: Config) -> dict[str, Any]:
 
 
 def deepseek_v3(config: Config) -> dict[str, Any]:
-    """DeepSeek V3 and R1, Kimi K2: experts by sigmoids and biases, of the best groups."""
+    """DeepSeek V3 and R1, Kimi K2: experts of the best groups by sigmoid scores plus biases."""
     return {**latent_attention(config), "moe": sigmoid_experts(config, _expert_layers(config))}
 
 
 def glm4_moe_lite(config: Config) -> dict[str, Any]:
-    """GLM-4.7 Flash: V3's experts, on the layers that `mlp_layer_types` names."""
+    """GLM-4.7 Flash: V3's experts on the layers that are "sparse" in `mlp_layer_types`."""
     layers = int(config["num_hidden_layers"])
     types = config.get("mlp_layer_types") or ["dense"] + ["sparse"] * (layers - 1)
     if len(types) != layers or not {*types} <= {"dense", "sparse"}:
@@ -54,7 +54,7 @@ def glm4_moe_lite(config: Config) -> dict[str, Any]:
 
 
 def deepseek_v32(config: Config) -> dict[str, Any]:
-    """DeepSeek V3.2: V3 whose queries choose the tokens that they attend to."""
+    """DeepSeek V3.2: V3 with sparse attention to `index_topk` tokens that an indexer selects."""
     fields = glm4_moe_lite({"mlp_layer_types": _mlp_types(config), **config})
     index = SparseIndexSpec(
         num_heads=_size(config, "index_n_heads"),
@@ -71,13 +71,13 @@ def deepseek_v32(config: Config) -> dict[str, Any]:
 
 
 def _mlp_types(config: Config) -> list[str]:
-    """Experts on all layers but the first few."""
+    """Return `mlp_layer_types` with experts on all layers but the first `first_k_dense_replace`."""
     layers, first = int(config["num_hidden_layers"]), int(config["first_k_dense_replace"])
     return ["dense" if layer < first else "sparse" for layer in range(layers)]
 
 
 def minicpm3(config: Config) -> dict[str, Any]:
-    """MiniCPM 3: halves are rotated; embedding, residual and logits have factors."""
+    """MiniCPM 3: rotation of halves (GPT-NeoX); scaled embedding, residual and logits."""
     depth = float(config["scale_depth"]) / math.sqrt(int(config["num_hidden_layers"]))
     size = int(config["hidden_size"]) // int(config["num_attention_heads"])
     return {
@@ -90,7 +90,10 @@ def minicpm3(config: Config) -> dict[str, Any]:
 
 
 def latent_attention(config: Config) -> dict[str, Any]:
-    """The spec's fields of multi-head latent attention."""
+    """Return the `DecoderSpec` fields of multi-head latent attention.
+
+    Raises `BadModelConfig` for invalid sizes, `ModelLoadError` for unsupported biases.
+    """
     refuse(config, mlp_bias=False)
     size = _size(config, "qk_rope_head_dim")
     if size % 2:
@@ -126,7 +129,7 @@ def latent_attention(config: Config) -> dict[str, Any]:
 
 
 def _stretch(rope: RopeSpec) -> float:
-    """YaRN's magnitude that queries and keys have in their products alone (`mscale_all_dim`)."""
+    """Return YaRN's factor of queries and of keys in attention scores (`mscale_all_dim`)."""
     factor, all_dim = rope.params.get("factor"), rope.params.get("mscale_all_dim")
     if rope.kind == "default" or not all_dim or not factor or factor <= 1:
         return 1.0
@@ -134,21 +137,23 @@ def _stretch(rope: RopeSpec) -> float:
 
 
 def _expert_layers(config: Config) -> tuple[bool, ...]:
-    """Which layers have experts: all but the first few."""
+    """Return for each layer whether it has experts: all but the first `first_k_dense_replace`."""
     refuse(config, moe_layer_freq=1)
     first = int(config["first_k_dense_replace"])
     return tuple(layer >= first for layer in range(int(config["num_hidden_layers"])))
 
 
 def sigmoid_experts(config: Config, layers: tuple[bool, ...]) -> MoeSpec:
-    """Experts as V3 chooses them."""
+    """Return experts that are chosen as in DeepSeek V3."""
     refuse(config, scoring_func="sigmoid", topk_method="noaux_tc")
     bias = "mlp.gate.e_score_correction_bias"
     return _experts(config, layers, sigmoid=True, choice_bias=bias, **_groups(config, best=2))
 
 
 def _groups(config: Config, best: int) -> dict[str, int]:
-    """Groups of experts, chosen by so many of their scores."""
+    """Return the fields of `MoeSpec` for groups of experts, which are ranked by the sum of their
+    `best` highest scores. Raises `BadModelConfig` for groups without enough experts.
+    """
     groups, top = int(config.get("n_group") or 1), int(config.get("topk_group") or 1)
     experts, chosen = int(config["n_routed_experts"]), int(config["num_experts_per_tok"])
     if groups == 1:
@@ -164,7 +169,7 @@ def _groups(config: Config, best: int) -> dict[str, int]:
 
 
 def _experts(config: Config, layers: tuple[bool, ...], **rest: Any) -> MoeSpec:
-    """Experts on some layers, some of them shared by all tokens."""
+    """Return routed and shared experts on the layers that are True in `layers`."""
     inner = int(config["moe_intermediate_size"])
     fields = {
         "num_experts": int(config["n_routed_experts"]),
@@ -180,7 +185,7 @@ def _experts(config: Config, layers: tuple[bool, ...], **rest: Any) -> MoeSpec:
 
 
 def _size(config: Config, name: str) -> int:
-    """Raises `BadModelConfig` for a size that can't be."""
+    """Return a size from 1 to 2^16. Raises `BadModelConfig` for others."""
     value = config[name]
     if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= _MAX_SIZE:
         raise BadModelConfig(

@@ -20,12 +20,12 @@ from engine.models.rotary_embedding import rope_spec
 
 
 def mixtral(config: Config) -> dict[str, Any]:
-    """Mixtral: every layer has experts, weights of the chosen ones sum to 1."""
+    """Mixtral: experts on every layer; the weights of the chosen ones sum to 1."""
     return {"moe": mixtral_experts(config), "sliding_windows": window_everywhere(config)}
 
 
 def mixtral_experts(config: Config) -> MoeSpec:
-    """Experts in every layer by Mixtral's names."""
+    """Return experts on every layer with Mixtral's weight names."""
     return _experts_everywhere(
         config,
         router="block_sparse_moe.gate",
@@ -35,7 +35,7 @@ def mixtral_experts(config: Config) -> MoeSpec:
 
 
 def qwen2_moe(config: Config) -> dict[str, Any]:
-    """Qwen 2 MoE: experts, and one more that every token goes through."""
+    """Qwen 2 MoE: routed experts and a gated shared expert."""
     moe = _qwen_experts(
         config,
         shared_size=int(config["shared_expert_intermediate_size"]),
@@ -54,13 +54,13 @@ def qwen3_moe(config: Config) -> dict[str, Any]:
 
 
 def qwen3_vl_moe(config: Config) -> dict[str, Any]:
-    """The text part of Qwen3-VL with experts: fused tensors, weights that add up to 1."""
+    """The text model of Qwen3-VL MoE: experts in fused tensors, weights that sum to 1."""
     moe = replace(_qwen_experts(config), layout="transposed", renormalize=True)
     return {**qwen3_moe(config), "moe": moe}
 
 
 def olmoe(config: Config) -> dict[str, Any]:
-    """OLMoE: norms over all queries and all keys, which may be clipped."""
+    """OLMoE: queries and keys normed over all heads together; optionally clipped projections."""
     moe = _experts_everywhere(
         config,
         renormalize=bool(config.get("norm_topk_prob", False)),
@@ -74,7 +74,7 @@ def olmoe(config: Config) -> dict[str, Any]:
 
 
 def granite_moe(config: Config) -> dict[str, Any]:
-    """Granite MoE: experts in two fused tensors, the softmax over the chosen ones."""
+    """Granite MoE: experts in two fused tensors, softmax over the chosen experts' scores."""
     moe = _experts_everywhere(
         config,
         softmax_first=False,
@@ -86,7 +86,7 @@ def granite_moe(config: Config) -> dict[str, Any]:
 
 
 def dbrx(config: Config) -> dict[str, Any]:
-    """DBRX: LayerNorm without bias, clipped projections, experts stacked over each other."""
+    """DBRX: LayerNorm without bias, clipped projections, experts' weights stacked by rows."""
     attention, ffn = config["attn_config"], config["ffn_config"]
     refuse(ffn, moe_normalize_expert_weights=1)
     act = (ffn.get("ffn_act_fn") or {}).get("name", "silu")
@@ -126,7 +126,9 @@ def dbrx(config: Config) -> dict[str, Any]:
 
 
 def gpt_oss(config: Config) -> dict[str, Any]:
-    """gpt-oss: attention sinks, every other layer a window, a clamped activation, biases."""
+    """gpt-oss: attention sinks, a sliding window on every other layer, a clamped activation,
+    biases.
+    """
     moe = _experts_everywhere(
         config,
         softmax_first=False,
@@ -146,7 +148,7 @@ def gpt_oss(config: Config) -> dict[str, Any]:
 
 
 def glm4_moe(config: Config) -> dict[str, Any]:
-    """GLM-4.5 and 4.6: experts by sigmoids, and one for all tokens, behind plain layers."""
+    """GLM-4.5 and 4.6: dense layers, then experts by sigmoid scores and shared experts."""
     refuse(config, n_group=1)
     layers, first = int(config["num_hidden_layers"]), int(config["first_k_dense_replace"])
     inner = int(config["moe_intermediate_size"])
@@ -170,7 +172,7 @@ def glm4_moe(config: Config) -> dict[str, Any]:
 
 
 def _experts_everywhere(config: Config, **rest: Any) -> MoeSpec:
-    """Experts on each layer, as wide as an MLP would be."""
+    """Return experts on every layer, with the config's `intermediate_size`."""
     return MoeSpec(
         num_experts=int(config["num_experts"]),
         top_k=int(config["num_experts_per_tok"]),
@@ -185,7 +187,7 @@ def _all_layers(config: Config) -> tuple[bool, ...]:
 
 
 def _qwen_experts(config: Config, **shared: Any) -> MoeSpec:
-    """Experts on each `decoder_sparse_step`-th layer that isn't named as dense."""
+    """Return experts on each `decoder_sparse_step`-th layer that isn't in `mlp_only_layers`."""
     step, dense = int(config.get("decoder_sparse_step", 1)), config.get("mlp_only_layers") or ()
     return MoeSpec(
         num_experts=int(config["num_experts"]),
@@ -201,7 +203,9 @@ def _qwen_experts(config: Config, **shared: Any) -> MoeSpec:
 
 
 def _qwen3_windows(config: Config) -> tuple[int, ...]:
-    """Qwen 3 MoE has one window for all layers, where it's used at all."""
+    """Return Qwen 3 MoE's sliding windows: none without `use_sliding_window`, otherwise those of
+    `layer_types`, or the same on every layer.
+    """
     return window_everywhere(config if config.get("use_sliding_window") else _unwindowed(config))
 
 

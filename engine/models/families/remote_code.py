@@ -1,4 +1,4 @@
-"""Families whose code comes with their checkpoints: `transformers` has no class of that name."""
+"""Families whose code comes with their checkpoints, as `transformers` has no class for them."""
 
 from __future__ import annotations
 
@@ -19,14 +19,16 @@ NAMES = WeightNames(
     o="self_attn.dense",
     up=("mlp.up_proj",),
 )
-#: Of the published vocabulary: tokens that its tokenizer never means.
+#: The size of Phi-3-small's published vocabulary, its used ids from 100256 on, and the unused ones.
 _VOCAB = 100352
 _MEANT = (100257, 100261, 100262, 100263, 100266)
 _UNUSED = [token for token in range(100256, _VOCAB) if token not in _MEANT]
 
 
 def phi3small(config: Config) -> dict[str, Any]:
-    """The spec's fields; the MLP is gpt-oss's, its rows in turns."""
+    """Phi-3-small: block-sparse attention, fused queries, keys and values, and gpt-oss's clamped
+    activation with interleaved rows.
+    """
     heads, layers = int(config["num_attention_heads"]), int(config["num_hidden_layers"])
     size = int(config["hidden_size"]) // heads
     by_size = bool(config["mup_use_scaling"])
@@ -65,7 +67,7 @@ def _head_step(config: Config, heads: int) -> int:
 
 
 def _size(config: Config, name: str, kind: type[int] | type[float] = int) -> Any:
-    """A number above 0."""
+    """Return a number above 0. Raises `BadModelConfig` for others."""
     value = kind(config[name])
     if not 0 < value < 1 << 31:
         raise BadModelConfig(f"config.json: {name} must be above 0, got {value!r}.", param=name)
@@ -73,7 +75,10 @@ def _size(config: Config, name: str, kind: type[int] | type[float] = int) -> Any
 
 
 def _hidden_tokens(config: Config) -> tuple[int, ...]:
-    """What `dummy_token_indices` names, or the published vocabulary's own."""
+    """Return `dummy_token_indices`, by default the unused tokens of the published vocabulary.
+
+    Raises `BadModelConfig` for ids outside of the vocabulary.
+    """
     vocab = int(config["vocab_size"])
     token_ids = config.get("dummy_token_indices", _UNUSED if vocab == _VOCAB else [])
     if not all(isinstance(token, int) and 0 <= token < vocab for token in token_ids):
@@ -85,7 +90,7 @@ def _hidden_tokens(config: Config) -> tuple[int, ...]:
 
 
 def _usual_names(config: Config) -> Config:
-    """Its own names of sizes and of the rotary embedding."""
+    """Rename Phi-3-small's fields for sizes and rotary embedding."""
     hidden = int(config["hidden_size"])
     inner = config.get("ff_intermediate_size")
     if inner is None and config.get("ff_dim_multiplier") is not None:
@@ -102,7 +107,7 @@ def _usual_names(config: Config) -> Config:
 
 
 def _without_activation(config: Config) -> Config:
-    """GEGELU is no activation that families share."""
+    """Drop `hidden_act`, as the common activations don't include gegelu, the only one supported."""
     prepared = _usual_names(config)
     refuse(prepared, hidden_act="gegelu")
     return {**prepared, "hidden_act": None}
@@ -152,12 +157,12 @@ ARCTIC = WeightNames(
     up=("block_sparse_moe.mlp.w1", "block_sparse_moe.mlp.w3"),
     down="block_sparse_moe.mlp.w2",
 )
-#: Baichuan 2's, which version 1 hasn't.
+#: The vocabulary size of Baichuan 2; version 1 has another.
 _BAICHUAN2_VOCAB = 125696
 
 
 def internlm(config: Config) -> dict[str, Any]:
-    """InternLM: Llama with biases in attention."""
+    """InternLM: Llama with biases in attention, by default."""
     bias = bool(config.get("bias", True))
     return {"qkv_bias": bias, "o_bias": bias}
 
@@ -169,27 +174,29 @@ def internlm2(config: Config) -> dict[str, Any]:
 
 
 def baichuan(config: Config) -> dict[str, Any]:
-    """Baichuan: Llama with one fused projection; 13B has ALiBi, version 2 a normed output layer."""
+    """Baichuan: Llama with fused projections; 13B has ALiBi, version 2 a normalized output
+    layer.
+    """
     heads = int(config["num_attention_heads"])
     alibi = {"rope": None, "alibi_slopes": alibi_slopes(heads)} if config["alibi"] else {}
     return {
         "names": WeightNames(qkv=("self_attn.W_pack",)),
         "num_kv_heads": heads,
-        # Version 2's config.json says so by nothing else.
+        # Nothing else in config.json distinguishes version 2.
         "normalized_head": "z_loss_weight" in config or config["vocab_size"] == _BAICHUAN2_VOCAB,
         **alibi,
     }
 
 
 def _baichuan_positions(config: Config) -> Config:
-    """13B has a length but no rotary positions."""
+    """Detect ALiBi, which 13B has, by the missing `max_position_embeddings`, and set that."""
     alibi = "max_position_embeddings" not in config
     length = config.get("max_position_embeddings") or config.get("model_max_length")
     return {**config, "alibi": alibi, "max_position_embeddings": length}
 
 
 def minicpm(config: Config) -> dict[str, Any]:
-    """MiniCPM: Llama with scaled embedding, depth and head."""
+    """MiniCPM: Llama with scaled embedding, residual and logits."""
     refuse(config, num_experts=0)
     root, hidden = int(config["num_hidden_layers"]) ** 0.5, float(config["hidden_size"])
     return {
@@ -206,9 +213,10 @@ def orion(config: Config) -> dict[str, Any]:
 
 
 def qwen(config: Config) -> dict[str, Any]:
-    """Qwen 1: biases of queries, keys and values; the MLP's config size counts both halves.
+    """Qwen 1: biases of queries, keys and values; `intermediate_size` counts both MLP halves.
 
-    The context ends where dynamic NTK scaling and scaled logits would begin.
+    The context is limited to the length from which dynamic NTK scaling and scaled logits would be
+    needed.
     """
     refuse(config, no_bias=True)
     return {
@@ -222,7 +230,7 @@ def qwen(config: Config) -> dict[str, Any]:
 
 
 def chatglm(config: Config) -> dict[str, Any]:
-    """ChatGLM 2 and 3: neighbours are rotated in half of each head, few KV heads."""
+    """ChatGLM 2 and 3: interleaved rotation of half of each head, few KV heads."""
     refuse(
         config,
         rmsnorm=True,
@@ -245,7 +253,7 @@ def chatglm(config: Config) -> dict[str, Any]:
 
 
 def yi(config: Config) -> dict[str, Any]:
-    """Yi before it was published as Llama: Llama with different names of norms."""
+    """Yi before it was published as Llama: Llama with other names of norms."""
     return {**llama(config), "names": WeightNames(attention_norm="ln1", mlp_norm="ln2")}
 
 
@@ -283,13 +291,13 @@ def jais(config: Config) -> dict[str, Any]:
 
 
 def _jais_activation(config: Config) -> Config:
-    """Jais calls an MLP gated by SiLU an activation."""
+    """Convert Jais's activation "swiglu" to a gated MLP with SiLU."""
     gated = config.get("activation_function") == "swiglu"
     return {**config, "gated": gated, **({"activation_function": "silu"} if gated else {})}
 
 
 def decilm(config: Config) -> dict[str, Any]:
-    """DeciLM: Llama whose layers have KV heads of different numbers."""
+    """DeciLM: Llama with a number of KV heads per layer."""
     refuse(config, block_configs=None, attention_bias=False)
     per_layer = [int(heads) for heads in config["num_key_value_heads_per_layer"]]
     max_heads = max(per_layer, default=0)
@@ -305,7 +313,9 @@ def decilm(config: Config) -> dict[str, Any]:
 
 
 def arctic(config: Config) -> dict[str, Any]:
-    """Arctic: every n-th layer has experts in parallel to attention, and an MLP after it."""
+    """Arctic: every `moe_layer_frequency`-th layer has an MLP after attention, and experts in
+    parallel to both.
+    """
     refuse(config, attention_bias=False)
     step = int(config.get("moe_layer_frequency", 2))
     has_residual_mlp = bool(config.get("use_residual", True)) and bool(
@@ -325,7 +335,7 @@ def arctic(config: Config) -> dict[str, Any]:
     return {
         "moe": moe,
         "names": ARCTIC,
-        # The MLP in parallel to the experts is as wide as the hidden states.
+        # The MLP parallel to the experts has the hidden size as its intermediate size.
         "residual_size": int(config["hidden_size"]) if has_residual_mlp else 0,
         "sliding_windows": window_everywhere(config),
     }

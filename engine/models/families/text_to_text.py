@@ -1,4 +1,4 @@
-"""Encoder-decoders of text: BART, mBART, Marian, M2M-100, T5; decoders, then encoders."""
+"""Text encoder-decoders: BART, mBART, Marian, M2M-100 and T5."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ _BART_ENCODER: dict[str, Any] = {
     "down": "fc2",
     "mlp_norm": "final_layer_norm",
 }
-#: BART's learned positions begin with the third row.
+#: The row of BART's learned position 0.
 _OFFSET = 2
 
 
 def _prepare_bart(config: Config) -> Config:
-    """The decoder's sizes under the names that models without an encoder have."""
+    """Copy the decoder's sizes to the field names of decoder-only models."""
     return {
         **config,
         "num_hidden_layers": config["decoder_layers"],
@@ -69,7 +69,11 @@ def _scale(config: Config) -> float:
 
 
 def bart(config: Config) -> dict[str, Any]:
-    """BART: norms after sums, so that a layer's first norm is the one before cross attention."""
+    """BART: norms after the residual is added.
+
+    A norm is attributed to the part that reads its output: the one after self attention to cross
+    attention, the one after the MLP to the next layer's attention.
+    """
     last = int(config["num_hidden_layers"]) - 1
     cross = CrossAttentionSpec(
         length=int(config["max_position_embeddings"]), norm="self_attn_layer_norm"
@@ -89,7 +93,7 @@ def bart(config: Config) -> dict[str, Any]:
 
 
 def mbart(config: Config) -> dict[str, Any]:
-    """mBART: norms before, and one behind the last layer."""
+    """mBART: norms before attention and MLP, and a norm after the last layer."""
     return {
         **_bart_decoder(config),
         "names": WeightNames(
@@ -103,7 +107,7 @@ def mbart(config: Config) -> dict[str, Any]:
 
 
 def marian(config: Config) -> dict[str, Any]:
-    """Marian: BART with sines as positions, and no norm on the embedding."""
+    """Marian: BART with sinusoidal positions and without a norm after the embedding."""
     refuse(config, share_encoder_decoder_embeddings=True)
     names = bart(config)["names"]
     return {
@@ -116,13 +120,13 @@ def marian(config: Config) -> dict[str, Any]:
         ),
         "num_positions": 0,
         "position_offset": 0,
-        # Checkpoints never say the padding token, which is what a decoder begins with.
+        # Checkpoints never generate the padding token, with which the decoder's input begins.
         "suppressed_tokens": (int(config["pad_token_id"]),),
     }
 
 
 def m2m100(config: Config) -> dict[str, Any]:
-    """M2M-100 and NLLB: mBART with sines as positions, and no norm on the embedding."""
+    """M2M-100 and NLLB: mBART with sinusoidal positions and without a norm after the embedding."""
     return {
         **mbart(config),
         "names": WeightNames(
@@ -149,14 +153,16 @@ def _prepare_t5(config: Config) -> Config:
 
 
 def _t5_activation(config: Config) -> tuple[str, bool]:
-    """The activation's name in checkpoints, and whether it is gated."""
+    """Return the activation's name in checkpoints, and whether the MLP is gated."""
     first, _, last = str(config.get("feed_forward_proj") or "relu").rpartition("-")
     name = "gelu_new" if (first, last) == ("gated", "gelu") else last
     return str(config.get("dense_act_fn") or name), first == "gated"
 
 
 def t5(config: Config) -> dict[str, Any]:
-    """T5 (arXiv 1910.10683), its gated successors and mT5: no positions, no scale of scores."""
+    """T5 (arXiv 1910.10683), its gated successors and mT5: relative position biases, unscaled
+    attention scores.
+    """
     gated = _t5_activation(config)[1]
     mlp = "layer.2.DenseReluDense."
     attention, across = "layer.0.SelfAttention.", "layer.1.EncDecAttention."
@@ -199,7 +205,7 @@ _M2M100_DEFAULTS = {"activation_function": "relu", "tie_word_embeddings": True}
 _T5_DEFAULTS = {
     "relative_attention_num_buckets": 32,
     "relative_attention_max_distance": 128,
-    # Of their training; biases by distance go on for longer texts.
+    # The length in training; relative biases also work for longer texts.
     "max_position_embeddings": 512,
     "tie_word_embeddings": True,
     "rms_norm_eps": 1e-6,
@@ -301,7 +307,10 @@ _ENCODERS: dict[str, Callable[[Config], EncoderSpec]] = {
 
 
 def text_encoder_spec(config: Config) -> EncoderSpec | None:
-    """The encoder of a config.json; None: of no family here. Raises `ModelLoadError`."""
+    """Return the encoder of a config.json; None if its architecture isn't one of this module.
+
+    Raises `ModelLoadError` for an invalid config.
+    """
     name = next((name for name in config.get("architectures") or () if name in _ENCODERS), None)
     if name is None:
         return None

@@ -1,4 +1,4 @@
-"""Whisper's decoder: learned positions, and attention to an encoder's states in every layer."""
+"""Whisper's decoder: learned positions, and cross attention in every layer."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _NAMES = WeightNames(
 
 
 def _prepare(config: Config) -> Config:
-    """The decoder's sizes under the names that models without an encoder have."""
+    """Copy the decoder's sizes to the field names of decoder-only models."""
     return {
         **config,
         "num_hidden_layers": config["decoder_layers"],
@@ -34,7 +34,7 @@ def _prepare(config: Config) -> Config:
 
 
 def whisper(config: Config) -> dict[str, Any]:
-    """Whisper, and what was distilled from it."""
+    """Whisper and models distilled from it."""
     refuse(config, scale_embedding=False)
     return {
         "names": _NAMES,
