@@ -1,4 +1,4 @@
-"""`DecoderSpec`: all that the native decoder needs to know of an architecture, as data."""
+"""`DecoderSpec`: a decoder's architecture as data."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from kernels.attention import BlockSparse
 class WeightNames:
     """Names of weights without `.weight`; the defaults are Llama's.
 
-    `""` means that the family has no such weight. `layer` holds the layer's number as `{}`; names
-    of a layer's weights are relative to it. One name in `qkv` (or in `up` of a gated MLP) is one
-    fused tensor. `optional_prefix` is left out by some of the family's checkpoints.
+    A family without a weight has `""`. `layer` contains `{}` for the layer's index, and names of
+    a layer's weights are relative to it. A single name in `qkv` (or in `up` of a gated MLP) stands
+    for a fused tensor. Some checkpoints of the family omit `optional_prefix`.
     """
 
     optional_prefix: str = ""
@@ -43,7 +43,7 @@ class WeightNames:
     up: tuple[str, ...] = ("mlp.gate_proj", "mlp.up_proj")
     down: str = "mlp.down_proj"
 
-    #: Of the MLP beside experts.
+    #: Names of the MLP beside experts.
     residual_norm: str = "residual_layernorm"
     residual_up: tuple[str, ...] = ("residual_mlp.w1", "residual_mlp.w3")
     residual_down: str = "residual_mlp.w2"
@@ -55,25 +55,25 @@ QKNorm = Literal["", "rms_head", "rms_full", "layer_shared", "layer_heads", "lay
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MoeSpec:
-    """A mixture of experts in place of an MLP. Sizes are in elements.
+    """A mixture of experts instead of an MLP. Sizes are numbers of elements.
 
     Attributes:
-        layers: for each layer, whether it has experts (else it has the decoder's plain MLP).
+        layers: for each layer, whether it has experts; otherwise it has the decoder's dense MLP.
         renormalize: divide the chosen experts' weights by their sum.
-        softmax_first: softmax over all experts, then choose; otherwise over the chosen ones only,
-            which is the same where `renormalize` holds.
-        sigmoid: each score's sigmoid replaces the softmax over all scores.
-        choice_bias: name of what is added to scores to choose by them, "": nothing.
-        scale: of the chosen experts' weights.
+        softmax_first: softmax over all experts before choosing, otherwise over the chosen ones
+            only, which is equivalent with `renormalize`.
+        sigmoid: use each score's sigmoid instead of the softmax over all scores.
+        choice_bias: the name of a bias that is added to the scores for choosing only; "" for none.
+        scale: the factor of the chosen experts' weights.
         groups, top_groups, group_best: see `kernels.layers.ExpertLayers`.
-        router: name of the router's weight, relative to the layer.
-        layout: how the checkpoint keeps experts, see `engine.models.layers.moe`.
-        experts: prefix of the experts' names, relative to the layer.
-        expert_names: gate, up and down in the layout with one tensor an expert.
-        shared_size: intermediate size of the expert that sees every token, 0: there is none.
-        shared_up, shared_down: its weights' names behind `shared`; one name in `shared_up`: gate
-            over up in one tensor.
-        shared_gate: name of that expert's sigmoid gate, "": it has none.
+        router: the name of the router's weight, relative to the layer.
+        layout: the checkpoint's layout of the experts, see `engine.models.layers.moe`.
+        experts: the prefix of the experts' names, relative to the layer.
+        expert_names: gate, up and down in the layout with separate tensors for each expert.
+        shared_size: the intermediate size of the shared expert, which every token uses; 0 for none.
+        shared_up, shared_down: names of its weights after the prefix `shared`; a single name in
+            `shared_up` stands for one tensor with gate's rows before up's.
+        shared_gate: the name of the shared expert's sigmoid gate; "" for none.
     """
 
     num_experts: int
@@ -103,41 +103,43 @@ class MoeSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MambaSpec:
-    """Layers that carry a state from token to token in the place of attention: a product, a short
-    convolution, a recurrence of heads (`kernels.ssm`), a gated norm, a product. Sizes are in
+    """Layers with a recurrent state instead of attention: input projection, short convolution,
+    recurrence by head (`kernels.ssm`), gated norm, output projection. Sizes are numbers of
     elements; names are relative to the layer.
 
     Attributes:
         kind: "mamba1", whose heads have one value each; "mamba2"; "delta", the gated delta rule;
-            "kda", Kimi delta attention (arXiv 2510.26692), whose rates are of keys;
-            "lightning", linear attention, whose convolution is of one token with weight 1;
+            "kda", Kimi delta attention (arXiv 2510.26692), with a rate for each key;
+            "lightning", linear attention without a convolution (width 1, weight 1);
             "rg_lru", the real-gated linear recurrent unit (arXiv 2402.19427), whose heads are
-            blocks of channels with a number each for their state;
-            "conv": neither recurrence nor norm, whose one head has no keys.
-        layers: for each layer, whether it has one of these.
-        num_heads, num_key_heads: of values, and of keys and queries.
-        value_size, key_size: of a head.
-        conv_width: tokens that a convolution sees.
-        limits: of the recurrence's rates.
-        inputs: name of the first product. "mamba1": values and gates; "mamba2": gate, values, keys,
-            queries and rates; "delta": by key head queries, keys, values and gates; "lightning": by
-            head queries, keys and values; "conv": gates before and after, values.
-        separate_inputs: names of the products that give "kda" its queries, keys, values, the few
-            values that `dt_proj` makes rates of, those that `output_gate` makes gates of, betas.
-        output_gate: of the product that gives "lightning", "kda" and "rg_lru" their gates.
-        input_gate, recurrence_gate: of each head's products of the convolution's result in
+            blocks of channels, each channel with one number as its state;
+            "conv", a convolution without recurrence and norm, with one head and no keys.
+        layers: for each layer, whether it is one of these.
+        num_heads, num_key_heads: the numbers of heads of values, and of keys and queries.
+        value_size, key_size: the sizes of a head.
+        conv_width: the number of tokens in the convolution's window.
+        limits: the minimum and maximum of the recurrence's rates.
+        inputs: the input projection. Its outputs are values and gates for "mamba1"; gate, values,
+            keys, queries and rates for "mamba2"; queries, keys, values and gates by key head for
+            "delta"; queries, keys and values by head for "lightning"; gates before and after the
+            convolution, and values for "conv".
+        separate_inputs: projections to the queries, keys and values of "kda", to the inputs of
+            `dt_proj` and of `output_gate`, and to the betas.
+        output_gate: the projection to the gates of "lightning", "kda" and "rg_lru".
+        input_gate, recurrence_gate: each head's projections of the convolution's result in
             "rg_lru", without `_weight` and `_bias`.
-        input_scales: of the parts of the first product of "mamba2"; (): 1.
-        output_scale: of the last product.
-        dt_proj: of the product that gives "delta" its betas and rates, by key head, and "mamba1"
-            its rates, as "kda", of `dt_rank` values.
-        x_proj: of the product that gives "mamba1" these values, keys and queries.
-        dt_norm, key_norm, query_norm: of what x_proj gives; "": none.
-        conv: of the convolution, or of those of parts of its channels; (): its weights are 1.
-        fixed_decays: of each layer's heads, below 0; (): the checkpoint has them, by `decay`.
-        gated_norm: of what the heads give; "": none.
-        norm_before_gate: otherwise the norm comes after the gate.
-        dtype: in which the recurrence's state is kept: "float32", "bfloat16" or "int8".
+        input_scales: factors of the parts of the input projection of "mamba2"; () for 1.
+        output_scale: the factor of the output projection.
+        dt_proj: the projection to the betas and rates of "delta", by key head, or from `dt_rank`
+            values to the rates of "mamba1" and "kda".
+        x_proj: the projection to the inputs of `dt_proj`, the keys and the queries of "mamba1".
+        dt_norm, key_norm, query_norm: norms of the outputs of x_proj; "" for none.
+        conv: the convolution, or several convolutions over parts of the channels; () for weights
+            of 1.
+        fixed_decays: decays of each layer's heads, below 0; () if the checkpoint has `decay`.
+        gated_norm: the norm of the heads' outputs; "" for none.
+        norm_before_gate: whether the norm precedes the gate.
+        dtype: the dtype of the recurrence's state: "float32", "bfloat16" or "int8".
     """
 
     kind: Literal["mamba1", "mamba2", "delta", "kda", "lightning", "rg_lru", "conv"]
@@ -175,23 +177,23 @@ class MambaSpec:
 
     @property
     def values(self) -> int:
-        """Values of a token, over all heads."""
+        """Number of values per token in all heads."""
         return self.num_heads * self.value_size
 
     @property
     def keys(self) -> int:
-        """Keys of a token, over all heads; there are as many queries."""
+        """Number of keys per token in all heads, and of queries."""
         return self.num_key_heads * self.key_size
 
     @property
     def channels(self) -> int:
-        """What goes through the convolution: values, and keys and queries where it makes them."""
+        """Channels of the convolution: values, and for most kinds also keys and queries."""
         values_only = self.kind in ("mamba1", "rg_lru")
         return self.values if values_only else self.values + 2 * self.keys
 
     @property
     def input_sizes(self) -> tuple[int, ...]:
-        """Outputs of the first product, by part."""
+        """Outputs of the input projection, by part."""
         if self.kind == "conv":
             return (self.values,) * 3
         if self.kind in ("mamba1", "rg_lru"):
@@ -203,16 +205,16 @@ class MambaSpec:
 
     @property
     def input_rows(self) -> int:
-        """Outputs of the first product."""
+        """Outputs of the input projection."""
         return sum(self.input_sizes)
 
     @property
     def x_sizes(self) -> tuple[int, int, int]:
-        """Outputs of x_proj: of rates, keys, queries."""
+        """Outputs of x_proj: inputs of dt_proj, keys, queries."""
         return self.dt_rank, self.keys, self.keys
 
     def num_parameters(self, hidden: int) -> int:
-        """Of a layer's products."""
+        """Return the number of parameters of a layer's projections."""
         selection = (sum(self.x_sizes) + self.dt_rank) if self.x_proj else 0
         if self.kind == "kda":
             selection = 2 * self.dt_rank
@@ -222,7 +224,7 @@ class MambaSpec:
 
     @property
     def nbytes(self) -> int:
-        """Of what a sequence keeps over all layers."""
+        """Bytes of a sequence's states in all layers."""
         conv = 4 * (self.conv_width - 1) * self.channels
         vector = {"float32": 4, "bfloat16": 2, "int8": 1}[self.dtype] * self.key_size
         return sum(self.layers) * (conv + self.values * (vector + 4 * (self.dtype == "int8")))
@@ -230,16 +232,17 @@ class MambaSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SparseIndexSpec:
-    """What chooses the tokens that a query attends to (DeepSeek Sparse Attention, arXiv
-    2512.02556): those with the best sums, over heads, of products with an index key that each token
-    keeps beside its latent. Names are relative to the layer.
+    """Selection of the tokens that a query attends to (DeepSeek Sparse Attention, arXiv
+    2512.02556): each token has an index key in the cache beside its latent, and the tokens with
+    the best weighted sums over heads of relu(index query . index key) are selected. Names are
+    relative to the layer.
 
     Attributes:
         num_heads, head_dim: of index queries; the key has one head.
-        top_k: tokens that are chosen.
-        queries: of the layer that makes index queries of the queries' latent.
-        keys, key_norm: of the layer that makes keys of the hidden state, and of their LayerNorm.
-        weights: of the layer that makes heads' weights of the hidden state.
+        top_k: the number of selected tokens.
+        queries: the projection from the queries' latent to index queries.
+        keys, key_norm: the projection from the hidden state to index keys, and their LayerNorm.
+        weights: the projection from the hidden state to the heads' weights.
     """
 
     num_heads: int
@@ -253,23 +256,23 @@ class SparseIndexSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MlaSpec:
-    """Multi-head latent attention (DeepSeek-AI 2024, "DeepSeek-V2", 2.1): a token keeps one latent,
-    from which all heads' keys and values are made, and one rotated key that they share. Sizes are
-    in elements; names are relative to the layer.
+    """Multi-head latent attention (DeepSeek-AI 2024, "DeepSeek-V2", 2.1): the cache has one latent
+    per token, from which all heads' keys and values are computed, and one rotated key that they
+    share. Sizes are numbers of elements; names are relative to the layer.
 
     Attributes:
-        query_rank: of the queries' own latent; 0: they are made of the hidden state.
-        kv_lora_rank: of the latent.
-        qk_nope_head_dim: of a head's queries and keys, what isn't rotated; qk_rope_head_dim: what
-        is.
-        value_size: of a head's values.
-        norm_eps: of the latents' norms.
-        bias: whether the layers that make latents have one.
-        queries: of the layer that makes queries of the hidden state.
-        query_latent, query_norm, query_heads: in its place where queries have a latent.
-        latent: of the layer that gives the latent, then what is rotated.
-        heads: of each head's keys over its values, of the latent.
-        index: what chooses the tokens that are attended to; None: all of them are.
+        query_rank: the size of the queries' own latent; 0 if queries come from the hidden state.
+        kv_lora_rank: the size of the latent.
+        qk_nope_head_dim, qk_rope_head_dim: the sizes of the unrotated and the rotated part of a
+            head's queries and keys.
+        value_size: the size of a head's values.
+        norm_eps: epsilon of the latents' norms.
+        bias: whether the projections to latents have biases.
+        queries: the projection from the hidden state to queries.
+        query_latent, query_norm, query_heads: its replacement for queries with a latent.
+        latent: the projection to the latent, followed by the shared key before its rotation.
+        heads: the projection from the latent to each head's keys, followed by its values.
+        index: selects the tokens that are attended to; None for all.
     """
 
     query_rank: int
@@ -290,22 +293,22 @@ class MlaSpec:
 
     @property
     def width(self) -> int:
-        """Values that a token keeps: what is rotated, then an index key, then the latent."""
+        """Number of cached values per token: the rotated key, an index key, the latent."""
         index_dim = 0 if self.index is None else self.index.head_dim
         return self.latent_rows + index_dim
 
     @property
     def latent_rows(self) -> int:
-        """Outputs of the layer that gives the latent and what is rotated."""
+        """Outputs of the projection to the latent and the shared key."""
         return self.qk_rope_head_dim + self.kv_lora_rank
 
     @property
     def query_size(self) -> int:
-        """Of a head."""
+        """Size of a head's query."""
         return self.qk_nope_head_dim + self.qk_rope_head_dim
 
     def num_parameters(self, hidden: int, heads: int) -> int:
-        """Of the layers before and after attention, norms and biases left out."""
+        """Return the number of parameters of the projections, without norms and biases."""
         queries = heads * self.query_size
         query_parameters = (
             self.query_rank * (hidden + queries) if self.query_rank else hidden * queries
@@ -321,13 +324,13 @@ class MlaSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CrossAttentionSpec:
-    """Attention of every layer to the states of an encoder, after attention to the tokens. Heads
-    are those of the decoder; names are relative to the layer.
+    """Attention of every layer to the states of an encoder, after self-attention. It has the
+    decoder's heads; names are relative to the layer.
 
     Attributes:
-        length: most states that the encoder gives.
-        bias: whether its linear layers have one, `key_bias`: keys too.
-        norm: before it.
+        length: the maximum number of states from the encoder.
+        bias: whether its linear layers have biases; `key_bias`: whether that of keys has one, too.
+        norm: the norm before it.
         queries, keys, values, output: its linear layers.
     """
 
@@ -343,12 +346,12 @@ class CrossAttentionSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RelativeBiasSpec:
-    """Biases of scores by how far a key is before its query, in buckets that are exact near and
-    logarithmic far (T5, arXiv 1910.10683); all layers share them.
+    """Biases of attention scores by the distance from a key to its query, in buckets that are exact
+    for short distances and logarithmic for long ones (T5, arXiv 1910.10683). All layers share them.
 
     Attributes:
-        name: of the table [num_buckets, num_heads].
-        max_distance: from which on all keys are in the last bucket.
+        name: the name of the table [num_buckets, num_heads].
+        max_distance: the distance from which on all keys are in the last bucket.
     """
 
     name: str
@@ -359,12 +362,13 @@ class RelativeBiasSpec:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SharedBlockSpec:
     """Blocks of attention and an MLP whose weights several layers share (Zamba 2, arXiv
-    2411.15242), each layer with low ranks of its own added to them. Names are Zamba 2's.
+    2411.15242), with low-rank adapters for each layer. Names are Zamba 2's.
 
     Attributes:
-        sources: for each layer the one whose weights its block has; -1: it has no block.
-        adapter_rank: of what is added.
-        adapts_attention: to queries, keys and values; to the MLP's first product always.
+        sources: for each layer, the index of the layer with its block's weights; -1 for no block.
+        adapter_rank: the rank of the adapters.
+        adapts_attention: whether the projection to queries, keys and values has adapters; the
+            MLP's up projection always has one.
     """
 
     sources: tuple[int, ...]
@@ -372,22 +376,23 @@ class SharedBlockSpec:
     adapts_attention: bool
 
     def occurrence(self, layer: int) -> int:
-        """How many layers before this one have a block."""
+        """Return the number of layers with a block before this one."""
         return sum(source >= 0 for source in self.sources[:layer])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AltUpSpec:
-    """Several hidden states a token, and an embedding for each layer (Gemma 3n); see
+    """Several hidden states per token, and embeddings for each layer (Gemma 3n); see
     `engine.models.layers.altup`. Names are Gemma 3n's.
 
     Attributes:
-        num_states: of a token; the first is active.
-        scales_output: whether the active state is scaled before it meets a layer's embedding.
-        laurel_rank: of the residual beside attention.
-        per_layer_size: values of a token's embedding for one layer.
-        per_layer_vocab_size: tokens that have one; others have that of token 0.
-        sparsity: for each layer, the share of the MLP's gates that are 0.
+        num_states: the number of states per token; the first is active.
+        scales_output: whether the corrected active state is scaled before it gates the layer's
+            embedding.
+        laurel_rank: the rank of the augmented residual beside attention.
+        per_layer_size: the size of a token's embedding for one layer.
+        per_layer_vocab_size: the number of tokens with such embeddings; others use token 0's.
+        sparsity: for each layer, the share of the MLP's gates that become 0.
     """
 
     num_states: int
@@ -400,65 +405,65 @@ class AltUpSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecoderSpec:
-    """Shapes and switches of a decoder. Lengths are in elements.
+    """Sizes and options of a decoder. Sizes are numbers of elements.
 
     Attributes:
-        wiring: "sequential": attention, then MLP; "parallel": both from the same residual.
-        norm: RMSNorm or LayerNorm (`norm_weight`, `norm_bias`: has it these), eps `norm_eps`.
-        norm_offset: what is added to norm weights at load (Gemma's 1 + w).
-        qk_norm: "": none; "rms_head": RMS of each head; "rms_full": RMS over all heads;
-            "layer_shared", "layer_heads", "layer_list": LayerNorm of each head, with one weight for
-            all heads, one weight [heads, head_dim], or one tensor a head.
-        kv_sources: for each layer the one whose keys and values it attends to, which for layers
-            that keep their own is itself; (): all do.
-        value_norm: values are RMS-normed by head, without a weight.
-        layer_kv_heads: KV heads that the checkpoint has, by layer, where they differ; each is kept
-            as often as the layer with the most needs it.
-        qkv_layout: of a fused tensor: "stacked" queries, keys, values, or "grouped" by KV head:
-            its queries, its key, its value.
-        transposed: linear weights are kept as [in, out].
-        clip_qkv: queries, keys and values are clamped to +- this; 0: they aren't.
-        sliding_windows: layer i's sliding window in tokens (a token sees itself and window - 1
-        before it),
-            0 for full attention.
-        sparse, sparse_layers: blocks of tokens that a query sees, and for each layer whether it
-            goes by them; (): none does.
-        bidirectional_span: tokens of a picture, which see each other; 0: tokens see those before.
-        rope: rotary embedding of the layers; None: no rotation.
-        layer_ropes: rotary embedding by layer, where they differ.
-        rope_neox: rotate halves; otherwise neighbours.
-        alibi_slopes: by query head; (): no ALiBi.
-        relative_bias: by distance; None: there is none.
-        attention_output_gate: each head's queries come with a gate, whose sigmoid weighs what the
-        head
-            finds.
-        states: layers that carry a state in the place of attention or beside it; None: there are
-            none.
-        attends: for each layer whether it has attention; (): those that carry no state have.
-        has_mlp: for each layer whether it has an MLP or experts; (): all have. A layer without it,
-            or with nothing else, has one norm.
-        attention_output_scale, mlp_output_scale: of their last products.
-        normed_residual: factors of the residual, which is then what the last norm gave, before what
-            attention, a state, the MLP gives is added to it; (): the residual isn't normed.
-        mlp_gate_scale: of what the MLP activates.
-        latents: attention is over latents, one KV head of `head_dim` values that are keys and
-            values both; None: over keys and values.
-        shared: blocks before the states of some layers, of which several have the same weights;
-            None: there are none.
-        altup: several hidden states a token; None: there is one.
-        cross: attention to an encoder's states; None: there is no encoder.
-        key_bias: whether keys have one where `qkv_bias` says so.
-        sinks: each head has a learned logit that takes part in the softmax.
-        attention_scale: of q.k; 0: 1 / sqrt(head_dim).
-        round_attention: attention may round queries, and the weights of values, to bfloat16.
-        num_positions, position_offset: learned positions, rows of the table and its first row.
+        wiring: "sequential" for attention, then MLP; "parallel" for both from the same residual;
+            "post" for norms of the sums of residual and output, which are the next residual.
+        norm: RMSNorm or LayerNorm with epsilon `norm_eps`, and with a weight and a bias by
+            `norm_weight` and `norm_bias`.
+        norm_offset: added to norm weights at load (1 for Gemma's 1 + w).
+        qk_norm: "" for none; "rms_head": RMSNorm of each head; "rms_full": RMSNorm over all heads;
+            "layer_shared", "layer_heads", "layer_list": LayerNorm of each head with one weight for
+            all heads, one weight [heads, head_dim], or one tensor per head.
+        kv_sources: for each layer, the index of the layer whose keys and values it uses, its own
+            if it has them; () if all have them.
+        value_norm: whether values have an RMSNorm by head, without a weight.
+        layer_kv_heads: the checkpoint's numbers of KV heads by layer, if they differ; at load,
+            heads are repeated up to `num_kv_heads`.
+        qkv_layout: the rows of a fused tensor: "stacked" for queries, keys, values, or "grouped"
+            by KV head into its queries, its key, its value.
+        transposed: whether the checkpoint's linear weights are [in, out].
+        clip_qkv: clamps queries, keys and values to +- this; 0 for no limit.
+        sliding_windows: each layer's sliding window in tokens (a token attends to itself and to
+            the window - 1 tokens before it), 0 for full attention; () if all are full.
+        sparse, sparse_layers: blocks of tokens that a query attends to, and for each layer whether
+            it is block-sparse; () if none is.
+        bidirectional_span: the number of tokens of an image, which attend to each other; 0 for
+            causal attention.
+        rope: the layers' rotary embedding; None without rotation.
+        layer_ropes: rotary embedding by layer, if they differ.
+        rope_neox: whether halves are rotated; otherwise neighbouring elements.
+        alibi_slopes: by query head; () without ALiBi.
+        relative_bias: biases by distance; None for none.
+        attention_output_gate: whether each head's query is followed by a gate, whose sigmoid
+            multiplies the head's output.
+        states: layers with a recurrent state instead of attention or beside it; None for none.
+        attends: for each layer, whether it has attention; () if those without a state have.
+        has_mlp: for each layer, whether it has an MLP or experts; () if all have. A layer with
+            nothing but attention (or a state) or nothing but an MLP has one norm.
+        attention_output_scale, mlp_output_scale: factors of their output projections.
+        normed_residual: the residual's factors before the output of attention, of a state, of the
+            MLP is added to it. The residual is then the last norm's output. () otherwise.
+        mlp_gate_scale: the factor of the MLP's gate before the activation.
+        latents: multi-head latent attention, with one KV head whose `head_dim` values are both key
+            and value; None for keys and values.
+        shared: blocks with shared weights before the states of some layers; None for none.
+        altup: several hidden states per token; None for one.
+        cross: attention to an encoder's states; None without an encoder.
+        key_bias: whether the key projection has a bias if `qkv_bias` is set.
+        sinks: whether each head has a learned logit that takes part in the softmax.
+        attention_scale: the factor of q.k; 0 for 1 / sqrt(head_dim).
+        round_attention: allow rounding queries and softmax weights to bfloat16.
+        num_positions, position_offset: the rows of the learned position table, and the row of
+            position 0.
         activation: "silu", "gelu", "gelu_tanh", "relu", "relu2" or "swiglu_clamped".
-        residual_size: intermediate size of an MLP that runs after attention, beside a layer's
-            experts, which then see what attention saw; 0: there is none.
-        normalized_head: the output layer's rows are brought to length 1.
-        gated: the MLP multiplies the activated half with another one.
-        interleaved: rows of both halves take turns, where one tensor holds them.
-        suppressed_tokens: never come, whatever their logits are.
+        residual_size: the intermediate size of an MLP after attention in layers whose experts have
+            attention's input instead; 0 for none.
+        normalized_head: whether the output layer's rows are scaled to length 1.
+        gated: whether the MLP multiplies the activated half with another half.
+        interleaved: whether the rows of both halves alternate in a fused tensor.
+        suppressed_tokens: tokens that are never generated.
     """
 
     architecture: str
@@ -575,12 +580,12 @@ class DecoderSpec:
         )
 
     def rope_of(self, layer: int) -> RopeSpec | None:
-        """Rotary embedding of one layer."""
+        """Return a layer's rotary embedding."""
         return self.layer_ropes[layer] if self.layer_ropes else self.rope
 
     @property
     def attention_layers(self) -> tuple[int, ...]:
-        """Numbers of the layers that keep keys and values."""
+        """Indices of the layers with keys and values of their own."""
         return tuple(
             layer
             for layer in range(self.num_layers)
@@ -588,28 +593,28 @@ class DecoderSpec:
         )
 
     def has_attention(self, layer: int) -> bool:
-        """Whether a layer attends."""
+        """Return whether a layer has attention."""
         return self.attends[layer] if self.attends else not self.carries_state[layer]
 
     def kv_source(self, layer: int) -> int:
-        """The layer whose keys and values a layer attends to."""
+        """Return the index of the layer whose keys and values a layer uses."""
         return self.kv_sources[layer] if self.kv_sources else layer
 
     @property
     def carries_state(self) -> tuple[bool, ...]:
-        """For each layer whether it carries a state."""
+        """For each layer, whether it has a state."""
         return (False,) * self.num_layers if self.states is None else self.states.layers
 
     @property
     def kv_windows(self) -> tuple[int, ...]:
-        """Windows of the layers that keep keys and values; (): all are full."""
+        """Windows of the layers with keys and values of their own; () if all are full."""
         return tuple(
             self.sliding_windows[layer] for layer in self.attention_layers if self.sliding_windows
         )
 
     @property
     def num_parameters(self) -> int:
-        """Parameters of the tables and the layers (norms and biases left out)."""
+        """Number of parameters of tables and layers, without norms and biases."""
         matrices = 3 if self.gated else 2
         attending = len(self.attention_layers)
         per_layer = (3 if self.attention_output_gate else 2) * self.q_size + 2 * self.kv_size
@@ -625,7 +630,7 @@ class DecoderSpec:
         num_mlps = sum(self.has_mlp) if self.has_mlp else self.num_layers
         if self.shared is not None:
             blocks = len(set(self.shared.sources) - {-1})
-            # Queries, keys and values are made of the hidden state beside the embedding.
+            # The inputs of queries, keys and values are the hidden state and the embedding.
             attention += blocks * (3 * self.q_size + 4 * self.kv_size) - attending * per_block
             num_mlps = blocks
         mlps = num_mlps * matrices * self.intermediate_size
@@ -639,19 +644,19 @@ class DecoderSpec:
 
     @property
     def state_bytes(self) -> int:
-        """Of what a sequence keeps beside keys and values."""
+        """Bytes per sequence beside keys and values."""
         return 0 if self.states is None else self.states.nbytes
 
     def kv_bytes_per_token(self, element_size: int, num_layers: int | None = None) -> int:
-        """Bytes of KV cache that one token takes over `num_layers` layers, by default all."""
+        """Return the bytes of KV cache per token in `num_layers` layers, by default all."""
         layers = len(self.attention_layers) if num_layers is None else num_layers
         planes = 2 if self.latents is None else 1
         return planes * layers * self.kv_size * element_size
 
 
-#: How many there are, in config.json.
+#: The number of MTP layers in config.json.
 COUNT = "num_nextn_predict_layers"
-#: Families of which they are run.
+#: Architectures whose MTP layers are supported.
 FAMILIES = (
     "DeepseekV3ForCausalLM",
     "DeepseekV32ForCausalLM",
@@ -661,7 +666,7 @@ FAMILIES = (
 
 
 def num_mtp_layers(config: dict[str, Any]) -> int:
-    """By config.json. Raises `ModelLoadError` for what is no number of layers."""
+    """Read the number of MTP layers. Raises `ModelLoadError` unless it is an integer in [0, 64]."""
     count = config.get(COUNT) or 0
     if not isinstance(count, int) or isinstance(count, bool) or not 0 <= count <= 64:
         raise ModelLoadError(
@@ -672,7 +677,7 @@ def num_mtp_layers(config: dict[str, Any]) -> int:
 
 
 def drop_mtp_weights(names: Iterable[str], spec: DecoderSpec, config: dict[str, Any]) -> list[str]:
-    """Those of a checkpoint's names that belong to none of them."""
+    """Return a checkpoint's names without those of MTP layers."""
     if spec.architecture not in FAMILIES:
         return list(names)
     layers = range(spec.num_layers, spec.num_layers + num_mtp_layers(config))
@@ -681,7 +686,7 @@ def drop_mtp_weights(names: Iterable[str], spec: DecoderSpec, config: dict[str, 
 
 
 def with_mtp_layer(spec: DecoderSpec) -> DecoderSpec:
-    """The model with the first of them as its last layer."""
+    """Return the spec with the first MTP layer as the model's last layer."""
     moe = spec.moe
     return replace(
         spec,

@@ -1,9 +1,8 @@
-"""Descriptions of a model's norms, linear layers and tables, by their names in the checkpoint.
+"""Descriptions of a model's norms, linear layers and tables by their names in the checkpoint.
 
-`engine.models.layers.decoder_layer` makes it from a `DecoderSpec`; weights are loaded by it, and
-whatever must
-know a layer by its name (a rank's share, an adapter, a quantised checkpoint) finds it here.
-Sizes are in elements.
+`engine.models.layers.describe` creates them from a `DecoderSpec`. Weights are loaded by them, and
+code that needs a layer's names (for ranks, adapters, quantized checkpoints) uses them, too. Sizes
+are numbers of elements.
 """
 
 from __future__ import annotations
@@ -36,12 +35,12 @@ Wiring = Literal["sequential", "parallel", "post", "residual_experts"]
 
 @dataclass(frozen=True, slots=True)
 class LinearPart:
-    """One of the checkpoint's weights within a linear layer.
+    """One of the checkpoint's weights in a linear layer.
 
     Attributes:
-        name: in the checkpoint, without `.weight`.
-        rows: outputs.
-        has_bias: where the layer has biases, whether this part has one; else it is 0.
+        name: the name in the checkpoint, without `.weight`.
+        rows: the number of outputs.
+        has_bias: whether this part has a bias if the layer has; otherwise its bias is 0.
     """
 
     name: str
@@ -51,18 +50,19 @@ class LinearPart:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FusedLinear:
-    """A linear layer: its parts over each other, [rows, columns].
+    """A linear layer with stacked parts, [rows, columns].
 
     Attributes:
-        parts: in order; several are fused into one product.
-        columns: inputs.
-        bias: whether each part has one.
-        split: how ranks would share it: "rows" (each computes some outputs), "columns" (each takes
-            some inputs, and the results are added up), "": each holds all of it.
-        order: of the checkpoint's rows. "grouped": by KV head its queries, its key, its value;
-            "repeated": keys and values of fewer heads than the cache has; "interleaved": both
-            halves of a gated MLP in turns.
-        quantized: whether a quantisation scheme applies to it.
+        parts: in order; several are fused into one matrix multiplication.
+        columns: the number of inputs.
+        bias: whether the layer has biases.
+        split: how ranks share it: "rows" (each rank computes some outputs), "columns" (likewise,
+            and each rank has some of the inputs, which are gathered), or "" (each rank has the
+            whole layer).
+        order: the order of the checkpoint's rows. "grouped": by KV head its queries, its key, its
+            value; "repeated": keys and values of fewer heads than the cache has; "interleaved":
+            both halves of a gated MLP alternate.
+        quantized: whether quantization schemes apply to it.
     """
 
     parts: tuple[LinearPart, ...]
@@ -74,13 +74,13 @@ class FusedLinear:
 
     @property
     def rows(self) -> int:
-        """Outputs, as the checkpoint has them."""
+        """The number of outputs in the checkpoint."""
         return sum(part.rows for part in self.parts)
 
 
 @dataclass(frozen=True, slots=True)
 class NormDescription:
-    """A norm over `size` values; `name` "": there is none, x stays as it is."""
+    """A norm over `size` values; with `name` "" it returns x unchanged."""
 
     name: str
     size: int
@@ -88,17 +88,18 @@ class NormDescription:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionDescription:
-    """Attention of one layer.
+    """A layer's attention.
 
     Attributes:
         qkv, o: the projections before and after.
-        qk_norm: how queries and keys are normed, by the weights called q_norm and k_norm.
-        kv_heads: KV heads that the checkpoint has.
-        rope: None: no rotation.
-        window: in tokens; 0: all of them.
-        sinks: name of each head's learned logit; "": none.
-        sparse: blocks of tokens that are seen; None: all.
-        keeps_keys: otherwise `qkv` gives queries alone, and keys and values are another layer's.
+        qk_norm: the kind of norm of queries and keys, with the weights `q_norm` and `k_norm`.
+        kv_heads: the checkpoint's number of KV heads.
+        rope: None without rotation.
+        window: the sliding window in tokens; 0 for full attention.
+        sinks: the name of the heads' learned logits; "" for none.
+        sparse: blocks of tokens that are attended to; None for all.
+        keeps_keys: whether the layer has keys and values; otherwise `qkv` has queries only, and
+            another layer's keys and values are used.
     """
 
     qkv: FusedLinear
@@ -114,30 +115,32 @@ class AttentionDescription:
     keeps_keys: bool = True
 
     def linears(self) -> Iterator[tuple[str, FusedLinear]]:
-        """Its linear layers, by their slots."""
+        """Yield its linear layers with their slots."""
         yield "qkv", self.qkv
         yield "o", self.o
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StateDescription:
-    """What carries a state in the place of attention. Names are the checkpoint's.
+    """A recurrent state instead of attention. Names are the checkpoint's.
 
     Attributes:
         state: its sizes.
-        inputs, output: the products before and after; "lightning": `inputs` gives gates, too.
-        selection: of the convolution's result, what rates are made of, keys, queries; or None.
-        rates: the product that gives rates, or None.
-        gates: the product that gives gates, of what `inputs` gives, or None.
-        conv: of the convolution, or of those of parts of its channels, [channels, 1, width]; ():
-            its weights are 1.
-        decay, rate_bias, skip: vectors, a value a head ("mamba1": a decay for each of its keys);
-            "" where there are none.
-        fixed_decays: of the heads, in the place of `decay`; (): it has a name.
-        norm: of what the heads give, if there are any.
-        selection_norms: of the parts of `selection`; (): it is None.
-        head_gates: of the products that give each head's gates, without `_weight` and `_bias`; ():
-            there are none.
+        inputs, output: the input and output projections; for "lightning" and "rg_lru", `inputs`
+            also has the gates.
+        selection: the projection from the convolution's result to the inputs of `rates`, keys and
+            queries; or None.
+        rates: the projection to rates, or None.
+        gates: the projection from a part of the outputs of `inputs` to gates, or None.
+        conv: the convolution, or several convolutions over parts of the channels, each [channels,
+            1, width]; () for weights of 1.
+        decay, rate_bias, skip: vectors with a value for each head (decay of "mamba1": [heads,
+            keys]; of "rg_lru": a value for each channel; rate_bias of "kda": for each key); ""
+            for none.
+        fixed_decays: the heads' decays, instead of `decay`; () if that has a name.
+        norm: the norm of the heads' outputs, if any.
+        selection_norms: norms of the parts of `selection`; () without it.
+        head_gates: each head's projections to gates, without `_weight` and `_bias`; () for none.
     """
 
     state: MambaSpec
@@ -156,7 +159,7 @@ class StateDescription:
     head_gates: tuple[str, ...] = ()
 
     def linears(self) -> Iterator[tuple[str, FusedLinear]]:
-        """Its linear layers, by their slots."""
+        """Yield its linear layers with their slots."""
         yield "state_in", self.inputs
         if self.selection is not None:
             yield "state_selection", self.selection
@@ -177,24 +180,25 @@ class SparseIndexDescription:
     weights: FusedLinear
 
     def linears(self) -> Iterator[FusedLinear]:
-        """Its linear layers."""
+        """Yield its linear layers."""
         yield from (self.queries, self.keys, self.weights)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LatentDescription:
-    """Attention over latents.
+    """Multi-head latent attention.
 
     Attributes:
         latents: its sizes.
-        inputs: queries, or their latent; then the latent and what is rotated.
-        queries: of their latent; None: the first product gives them.
-        query_norm, latent_norm: of latents.
-        heads: of each head its keys over its values, of the latent. It is taken into the queries
-            and behind the results, and no product of its own.
-        o: the projection after attention.
-        rope: None: no rotation.
-        index: what chooses tokens; None: nothing does.
+        inputs: the projection to queries or their latent, followed by the KV latent and the key
+            that is rotated.
+        queries: the projection from the queries' latent; None if `inputs` has the queries.
+        query_norm, latent_norm: norms of the latents.
+        heads: the projection from the latent to each head's keys, followed by its values. It is
+            absorbed into queries and outputs, and isn't a layer of its own.
+        o: the output projection.
+        rope: None without rotation.
+        index: selects tokens; None for all.
     """
 
     latents: MlaSpec
@@ -208,7 +212,7 @@ class LatentDescription:
     index: SparseIndexDescription | None = None
 
     def linears(self) -> Iterator[tuple[str, FusedLinear]]:
-        """Its linear layers, by their slots."""
+        """Yield its linear layers with their slots."""
         yield "latent_in", self.inputs
         if self.queries is not None:
             yield "latent_q", self.queries
@@ -221,12 +225,13 @@ class SharedBlockDescription:
     """A block before a layer's state, see `SharedBlockSpec`.
 
     Attributes:
-        attention_norm: of the hidden state beside the embedding.
-        attention: of that; `qkv_adapters` are the names of what this layer adds to its products.
-        mlp_norm, mlp: of what attention gives; `up_adapter` is the name of what this layer adds.
-        adapter_rank: of what is added.
-        output: the layer's own product of what the MLP gives.
-        mixer_norm: of the residual and the block's result, before the state.
+        attention_norm: the norm of the concatenated hidden state and embedding.
+        attention: the attention after it; `qkv_adapters` are the names of this layer's adapters
+            of its projections.
+        mlp_norm, mlp: the MLP after attention; `up_adapter` is the name of this layer's adapter.
+        adapter_rank: the adapters' rank.
+        output: the layer's own projection of the MLP's output.
+        mixer_norm: the norm of the sum of residual and block, before the state.
     """
 
     attention_norm: NormDescription
@@ -240,18 +245,18 @@ class SharedBlockDescription:
     mixer_norm: NormDescription
 
     def linears(self) -> Iterator[FusedLinear]:
-        """Its linear layers, the low ranks left out."""
+        """Yield its linear layers without the adapters."""
         yield from (self.attention.qkv, self.attention.o, self.mlp.up, self.mlp.down, self.output)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AltUpDescription:
-    """What a layer with several hidden states has beside attention and MLP; see
+    """The parts of a layer with several hidden states beside attention and MLP; see
     `engine.models.layers.altup`.
 
     Attributes:
-        output_scale: name of a vector; "": there is none.
-        sparsity: of the MLP's gates.
+        output_scale: the name of a vector; "" for none.
+        sparsity: the share of the MLP's gates that become 0.
     """
 
     input_norm: NormDescription
@@ -269,19 +274,21 @@ class AltUpDescription:
     sparsity: float
 
     def linears(self) -> Iterator[FusedLinear]:
-        """Its linear layers."""
+        """Yield its linear layers."""
         yield from (self.router, self.prediction, self.correction)
         yield from (self.laurel_down, self.laurel_up, self.gate, self.projection)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AltUpModelDescription:
-    """What a model with several hidden states has before its first layer and after its last.
+    """The parts of a model with several hidden states before the first layer and after the last.
 
     Attributes:
-        table: name of the layers' embeddings.
-        projection: of a token's embedding to what is added to them, normed by layer.
-        expand, collapse: of each hidden state but the first, from the embedding, and to the result.
+        table: the name of the layers' embeddings.
+        projection: the projection from a token's embedding to what is added to these, after a norm
+            by layer.
+        expand, collapse: projections for each hidden state except the first, from the embedding to
+            the state, and from the state to the result.
     """
 
     table: str
@@ -293,12 +300,13 @@ class AltUpModelDescription:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CrossDescription:
-    """Attention of one layer to an encoder's states.
+    """A layer's attention to an encoder's states.
 
     Attributes:
-        norm: before it.
-        queries: of the hidden state. kv: keys over values, of the encoder's states.
-        output: the projection after it.
+        norm: the norm before it.
+        queries: the projection of the hidden state. kv: the projection of the encoder's states to
+            keys, followed by values.
+        output: the output projection.
     """
 
     norm: NormDescription
@@ -309,7 +317,7 @@ class CrossDescription:
 
 @dataclass(frozen=True, slots=True)
 class MlpDescription:
-    """up (gate over up, where it is gated), the activation, down."""
+    """up (rows of gate, then of up, if `gated`), the activation, down."""
 
     up: FusedLinear
     down: FusedLinear
@@ -323,10 +331,10 @@ class MoeBlock:
 
     Attributes:
         router: hidden size to number of experts.
-        moe: how many, of what size, and how the checkpoint keeps them.
-        layer: prefix of the layer's names, to which those in `moe` are relative.
-        shared: the expert that every token goes through; None: there is none.
-        shared_gate: hidden size to 1, whose sigmoid weighs it.
+        moe: the experts' number, size and layout in the checkpoint.
+        layer: the prefix of the layer's names; names in `moe` are relative to it.
+        shared: the expert for every token; None for none.
+        shared_gate: hidden size to 1, whose sigmoid is the shared expert's weight; None for 1.
     """
 
     router: FusedLinear
@@ -342,19 +350,20 @@ class LayerDescription:
 
     Attributes:
         wiring: see `engine.models.layers.decoder_layer`.
-        input_norm: before attention.
-        attention: what lets tokens meet: attention, maybe over latents, or a state that is carried;
-            None: the layer is an MLP alone.
-        state: a state that is carried beside attention; None: none is.
-        attention_out_norm, mlp_out_norm: of what attention and MLP give, before it is added.
-        mlp_norm: before the MLP or the experts; None in a parallel layer: they take what attention
-            takes, or there is one norm.
-        mlp: None: the layer has none.
+        input_norm: the norm before attention.
+        attention: attention, multi-head latent attention or a recurrent state; None if the layer
+            is only an MLP.
+        state: a recurrent state beside attention; None for none.
+        attention_out_norm, mlp_out_norm: norms of the outputs of attention and MLP before they are
+            added to the residual.
+        mlp_norm: the norm before the MLP or experts; None in a parallel layer where they have
+            attention's input, or if the layer has only one of both.
+        mlp: None if the layer has no MLP.
         residual_norm, residual_mlp: the MLP beside the experts of "residual_experts".
-        shared: a block before the state, which has the norm then; None: there is none.
-        altup: what a layer with several hidden states has, the input's norm among it; None: there
-            is one.
-        cross: attention to an encoder's states, before the MLP; None: there is no encoder.
+        shared: a block before the state, which then has the input's norms; None for none.
+        altup: the parts of a layer with several hidden states, including the norm of the input;
+            None for one hidden state.
+        cross: attention to an encoder's states, before the MLP; None without an encoder.
     """
 
     wiring: Wiring
@@ -372,13 +381,13 @@ class LayerDescription:
     cross: CrossDescription | None = None
 
     def attention_linears(self) -> Iterator[tuple[str, FusedLinear]]:
-        """The linear layers of attention and of the state, by their slots."""
+        """Yield the linear layers of attention and of the state with their slots."""
         for part in (self.attention, self.state):
             if part is not None:
                 yield from part.linears()
 
     def linears(self) -> Iterator[FusedLinear]:
-        """Its linear layers, but for the experts that tokens are sent to."""
+        """Yield its linear layers, except routed experts."""
         yield from (linear for _, linear in self.attention_linears())
         if isinstance(self.attention, LatentDescription) and self.attention.index is not None:
             yield from self.attention.index.linears()
@@ -403,9 +412,10 @@ class LayerDescription:
 
 @dataclass(frozen=True, slots=True)
 class TableDescription:
-    """A weight of [vocab_size, hidden_size].
+    """A weight [vocab_size, hidden_size].
 
-    `normalized`: its rows are brought to length 1; `hidden`: tokens that never come.
+    `normalized`: whether its rows are scaled to length 1; `hidden`: tokens that are never
+    generated.
     """
 
     name: str
@@ -419,10 +429,10 @@ class ModelDescription:
     """A whole decoder.
 
     Attributes:
-        embedding: None: the head serves as the embedding, too.
-        positions: name of the learned positions; "": none.
-        embedding_norm: after the embedding.
-        altup: of a model with several hidden states; None: there is one.
+        embedding: None if the head is also the embedding.
+        positions: the name of the learned positions; "" for none.
+        embedding_norm: the norm after the embedding.
+        altup: the parts of a model with several hidden states; None for one.
     """
 
     embedding: TableDescription | None
@@ -435,7 +445,7 @@ class ModelDescription:
 
 
 def experts_of(experts: MoeBlock) -> Iterator[tuple[str, FusedLinear]]:
-    """Each expert's, by names of its own whichever way a checkpoint keeps them."""
+    """Yield each expert's linear layers with their slots, named as if they had separate tensors."""
     moe, hidden = experts.moe, experts.router.columns
     gate, up, down = moe.expert_names
     for index in range(moe.num_experts):
@@ -450,12 +460,12 @@ def experts_of(experts: MoeBlock) -> Iterator[tuple[str, FusedLinear]]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LruWeights:
-    """What a real-gated linear recurrent unit has learned.
+    """Learned weights of a real-gated linear recurrent unit.
 
     Attributes:
-        gates: of each head's channels, the input gates over the recurrence gates.
+        gates: each head's projection of its channels to input gates, followed by recurrence gates.
         gate_biases: float32 [heads, 2 * value_size].
-        decay: float32 [values], the logarithm of the decay where the recurrence gate is 1.
+        decay: float32 [values], the logarithm of the decay for a recurrence gate of 1.
     """
 
     gates: PerHeadLinear
@@ -465,11 +475,12 @@ class LruWeights:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StateWeights:
-    """See `StateDescription`. `conv` [width, channels] and what follows are float32.
+    """See `StateDescription`. `conv` [width, channels] and all fields after it but `lru` are
+    float32.
 
     Attributes:
-        input_scales: of the first product's outputs; None: 1.
-        lru: of "rg_lru", which has no `scan`.
+        input_scales: factors of the input projection's outputs; None for 1.
+        lru: the weights of "rg_lru", which has no `scan`.
     """
 
     state: MambaSpec
@@ -488,7 +499,7 @@ class StateWeights:
 
     @property
     def nbytes(self) -> int:
-        """Bytes that a pass over one token reads."""
+        """Bytes that a pass over a token reads."""
         head_gates = None if self.lru is None else self.lru.gates
         parts = (self.inputs, self.selection, self.rates, self.gates, head_gates, self.output)
         return sum(part.nbytes for part in parts if part is not None)
@@ -506,7 +517,7 @@ class SparseIndexWeights:
 
     @property
     def nbytes(self) -> int:
-        """Bytes that a pass over one token reads."""
+        """Bytes that a pass over a token reads."""
         return self.queries.nbytes + self.keys.nbytes + self.weights.nbytes
 
 
@@ -515,8 +526,8 @@ class LatentWeights:
     """See `LatentDescription`; norms are float32.
 
     Attributes:
-        into: of each head, from what isn't rotated of its query to what meets latents.
-        out_of: of each head, from the latents' weighted sum to that of its values.
+        into: each head's projection from the unrotated part of its query to the latents' space.
+        out_of: each head's projection from the weighted sum of latents to that of its values.
     """
 
     latents: MlaSpec
@@ -532,7 +543,7 @@ class LatentWeights:
 
     @property
     def nbytes(self) -> int:
-        """Bytes that a pass over one token reads."""
+        """Bytes that a pass over a token reads."""
         parts = (self.inputs, self.queries, self.into, self.out_of, self.o, self.index)
         return sum(part.nbytes for part in parts if part is not None)
 
@@ -553,7 +564,7 @@ class SharedBlockWeights:
 
     @property
     def nbytes(self) -> int:
-        """Bytes that a pass over one token reads."""
+        """Bytes that a pass over a token reads."""
         return self.attention.nbytes + self.mlp.nbytes + self.output.nbytes
 
 
@@ -577,7 +588,7 @@ class AltUpWeights:
 
     @property
     def nbytes(self) -> int:
-        """Bytes that a pass over one token reads."""
+        """Bytes that a pass over a token reads."""
         products = (
             self.router, self.prediction, self.correction, self.laurel_down, self.laurel_up,
             self.gate, self.projection,
@@ -587,7 +598,7 @@ class AltUpWeights:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AltUpModelWeights:
-    """See `AltUpModelDescription`; `table` has the layers' embeddings as its rows."""
+    """See `AltUpModelDescription`; the rows of `table` are the layers' embeddings."""
 
     table: LinearLayer
     projection: LinearLayer
@@ -607,13 +618,13 @@ class CrossWeights:
 
     @property
     def nbytes(self) -> int:
-        """Bytes that a pass over one token reads: keys and values are computed once."""
+        """Bytes that a pass over a token reads; keys and values are computed only once."""
         return self.queries.nbytes + self.output.nbytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerWeights:
-    """See `LayerDescription`: what layers that run one by one and compiled ones are made of.
+    """See `LayerDescription`. Both plain and compiled layers are built from these weights.
 
     It has an `mlp` or `experts`, or neither.
     """
@@ -635,7 +646,7 @@ class LayerWeights:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of weights that a pass over one token reads."""
+        """Bytes of weights that a pass over a token reads."""
         blocks = (
             self.attention, self.state, self.mlp, self.experts, self.residual_mlp, self.shared,
             self.altup, self.cross,
@@ -644,7 +655,7 @@ class LayerWeights:
 
 
 def named_tensors(weights: object, name: str) -> Iterator[tuple[str, Tensor]]:
-    """The tensors of some weights, by the names of their fields behind `name`."""
+    """Yield the tensors of weights with their field names after `name`."""
     if isinstance(weights, Tensor):
         yield name, weights
     elif isinstance(weights, LinearLayer | MixtureOfExperts | PerHeadLinear):
