@@ -1,7 +1,7 @@
-"""Layers with several hidden states a token (AltUp, arXiv 2301.13310), as Gemma 3n has them: a
-layer predicts all of them, computes one anew, and corrects the others by what became of it.
+"""Layers with several hidden states per token (AltUp, arXiv 2301.13310), as in Gemma 3n.
 
-To the others it then adds what an embedding of its own says of the token.
+A layer predicts all states, computes the active one, and corrects the others by the difference from
+its prediction. It then adds a projection of the token's embedding for this layer to the others.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from engine.models.layers.linear import AltUpModelWeights, AltUpWeights
 from engine.models.layers.norm import Norm, Transform, make_norm
 from kernels import KernelSet, LinearLayer
 
-#: Below this, the square of a hidden state's magnitude counts as this.
+#: Minimum of a hidden state's mean square.
 _MIN_SQUARE = 1e-5
 
 
 class SparseGate:
-    """relu(x - cutoff) in place of the first half of each row: of values that are spread normally,
+    """relu(x - cutoff) in the first half of each row, in place. For normally distributed values,
     the share `sparsity` becomes 0.
     """
 
@@ -36,7 +36,7 @@ class SparseGate:
         self._deviations = NormalDist().inv_cdf(sparsity)
 
     def __call__(self, x: Tensor) -> Tensor:
-        """x itself."""
+        """Return x itself."""
         if not len(x):
             return x  # of nothing there is no deviation, as torch would warn
         gate = x[:, : x.shape[1] // 2]
@@ -48,13 +48,13 @@ class SparseGate:
 
 @dataclass(slots=True, kw_only=True)
 class AltUp:
-    """How a layer predicts and corrects hidden states [T, n, hidden], of which the first is active.
+    """A layer's prediction and correction of hidden states [T, n, hidden]; the first is active.
 
     Attributes:
-        router: of the normed active state, to n numbers.
-        prediction, correction: of these, to n * n and to n coefficients.
-        output_scale: [hidden], of the corrected active state before it meets the layer's embedding;
-            None: 1.
+        router: from the active state after its norm to n numbers.
+        prediction, correction: from these to n * n and to n coefficients.
+        output_scale: [hidden], the factor of the corrected active state before it gates the layer's
+            embedding; None for 1.
     """
 
     router_norm: Norm
@@ -64,24 +64,24 @@ class AltUp:
     output_scale: Tensor | None
 
     def _modalities(self, x: Tensor) -> Tensor:
-        """[T, n] of x [T, hidden]."""
+        """Return [T, n] for x [T, hidden]."""
         routed = self.router(self.router_norm(x).mul_(1 / x.shape[1]))
         # In float64: torch's float32 tanh rounds the last few elements of a tensor differently.
         return routed.double().tanh_().to(routed.dtype)
 
     def predict(self, hidden: Tensor) -> Tensor:
-        """All states, [T, n, hidden]."""
+        """Return the prediction of all states, [T, n, hidden]."""
         count = hidden.shape[1]
         modalities = self._modalities(hidden[:, 0].contiguous())
         coefficients = self.prediction(modalities).unflatten(-1, (count, count))
         predicted = hidden.clone()
-        # State by state: a product of matrices would add up in another order for other T.
+        # State by state: a matrix product may add in another order for other T.
         for state in range(count):
             predicted.addcmul_(coefficients[:, :, state, None], hidden[:, state, None])
         return predicted
 
     def correct(self, predicted: Tensor, active: Tensor) -> Tensor:
-        """`predicted` itself, after the active state became [T, hidden]."""
+        """Correct `predicted` in place by the computed active state [T, hidden], and return it."""
         coefficients = self.correction(self._modalities(active)).add_(1)
         innovation = active - predicted[:, 0]
         return predicted.addcmul_(coefficients[:, :, None], innovation[:, None])
@@ -92,11 +92,11 @@ class AltUpLayer:
     """One layer; x is unused, and the residual is [T, n, hidden].
 
     Attributes:
-        index: the layer's number.
-        laurel: low ranks of the normed state, normed (a learned augmented residual).
-        gate: of the corrected active state, [T, size].
+        index: the layer's index.
+        laurel: low-rank projections of the normed state, then a norm (learned augmented residual).
+        gate: from the corrected active state to [T, size].
         gated_activation: of the gate and the layer's input side by side, [T, 2 size] -> [T, size].
-            Its `projection` is added to the other states.
+            `projection` of the result is added to the other states.
     """
 
     index: int
@@ -118,7 +118,7 @@ class AltUpLayer:
         cache: Any,
         rows: Tensor | None,
     ) -> tuple[Tensor, Tensor]:
-        """x, and the residual."""
+        """Return x and the residual."""
         if context.layer_inputs is None:
             raise RuntimeError("the step doesn't say what its layers' inputs are")
         predicted = self.altup.predict(residual)
@@ -143,11 +143,11 @@ class AltUpLayer:
 
 @dataclass(slots=True, kw_only=True)
 class AltUpEnds:
-    """What comes before the first layer and after the last one.
+    """The computations before the first layer and after the last.
 
     Attributes:
-        weights: of the model.
-        norm: of a layer's share of the projected embedding.
+        weights: the model's weights.
+        norm: the norm of a layer's part of the projected embedding.
     """
 
     spec: AltUpSpec
@@ -155,13 +155,14 @@ class AltUpEnds:
     norm: Norm
 
     def layer_inputs(self, token_ids: Tensor, hidden: Tensor, unnamed: Tensor | None) -> Tensor:
-        """[T, num_layers, size]: for each layer what its own embedding and a projection of the
-        token's embedding say.
+        """Return each layer's inputs [T, num_layers, size]: the sum of its own scaled embedding of
+        a token and of a projection of the token's embedding, times sqrt(1/2).
 
         Args:
             token_ids: int64 [T].
             hidden: [T, hidden], the embeddings.
-            unnamed: tokens without an id, int64 [n]; None: all have one.
+            unnamed: tokens without an id, int64 [n], which have only the projection; None if all
+                have one.
         """
         spec, size = self.spec, self.spec.per_layer_size
         projected = self.weights.projection(hidden).mul_(hidden.shape[1] ** -0.5)
@@ -174,12 +175,12 @@ class AltUpEnds:
         return inputs
 
     def expand(self, hidden: Tensor) -> Tensor:
-        """[T, n, hidden]: the embedding [T, hidden], and products of it of its magnitude."""
+        """Return states [T, n, hidden]: hidden [T, hidden] and its projections, equally large."""
         other_states = [_with_magnitude(layer(hidden), hidden) for layer in self.weights.expand]
         return torch.stack((hidden, *other_states), dim=1)
 
     def collapse(self, hidden: Tensor) -> Tensor:
-        """[T, hidden], the mean of the first state and of products of the others."""
+        """Return [T, hidden], the mean of the first state and of projections of the others."""
         first = hidden[:, 0].contiguous()
         states = [first]
         for number, layer in enumerate(self.weights.collapse, start=1):
@@ -188,13 +189,13 @@ class AltUpEnds:
 
 
 def _with_magnitude(x: Tensor, reference: Tensor) -> Tensor:
-    """x [T, hidden], in place as long as `reference`."""
+    """Scale x [T, hidden] to the magnitude of `reference` in place, and return it."""
     target = reference.square().mean(dim=-1, keepdim=True).sqrt()
     return x.mul_(target / x.square().mean(dim=-1, keepdim=True).clamp(min=_MIN_SQUARE).sqrt())
 
 
 def make_altup(ops: KernelSet, weights: AltUpWeights, hidden: int, eps: float) -> AltUp:
-    """A layer's."""
+    """Build a layer's `AltUp`."""
     return AltUp(
         router_norm=make_norm(ops, weights.router_norm, hidden, eps),
         router=weights.router,
@@ -207,6 +208,6 @@ def make_altup(ops: KernelSet, weights: AltUpWeights, hidden: int, eps: float) -
 def make_altup_ends(
     ops: KernelSet, spec: AltUpSpec, weights: AltUpModelWeights, eps: float
 ) -> AltUpEnds:
-    """A model's."""
+    """Build a model's `AltUpEnds`."""
     norm = make_norm(ops, weights.projection_norm, spec.per_layer_size, eps)
     return AltUpEnds(spec=spec, weights=weights, norm=norm)

@@ -1,4 +1,4 @@
-"""Attention of one layer over the paged KV cache."""
+"""A layer's attention over the paged KV cache."""
 
 from __future__ import annotations
 
@@ -15,17 +15,18 @@ from kernels.attention_args import AttentionArgs, BlockSparse
 
 @dataclass(slots=True, kw_only=True)
 class SelfAttention:
-    """Components of one layer's attention, fixed at load.
+    """The parts of a layer's attention, which are fixed at load.
 
     Attributes:
-        project: hidden states to queries, keys and values side by side: [T, q + 2 kv].
-        output: what follows attention: [T, q] -> [T, hidden].
-        sizes: columns of queries, of keys, of values.
-        gated: columns of queries are head by head a query and a gate, whose sigmoid weighs what
-            the head finds.
-        cos_sin: rotary table, None: no rotation.
-        q_norm, k_norm: float32 [head_dim] for an RMSNorm of each head.
-        keeps_keys: otherwise keys and values are another layer's, which has written the step's.
+        project: hidden states to concatenated queries, keys and values: [T, q + 2 kv].
+        output: the output projection and what follows it: [T, q] -> [T, hidden].
+        sizes: the numbers of columns of queries, keys and values.
+        gated: whether each head's query is followed by a gate, whose sigmoid multiplies the head's
+            output.
+        cos_sin: the rotary table; None without rotation.
+        q_norm, k_norm: float32 [head_dim] for an RMSNorm of each head; or None.
+        keeps_keys: whether the layer has keys and values; otherwise it uses those of another layer,
+            which has already written the step's.
         distance_bias: see `AttentionArgs`.
     """
 
@@ -51,7 +52,7 @@ class SelfAttention:
     round_inputs: bool = False
 
     def __call__(self, x: Tensor, context: AttentionMetadata, cache: LayerCache) -> Tensor:
-        """[num_tokens, hidden] of the same. First writes the step's keys and values."""
+        """Write the step's keys and values, and return [num_tokens, hidden] for x of that shape."""
         ops, heads = self.ops, (-1, self.head_dim)
         key_cache, value_cache, key_scales, value_scales = cache
         slots = context.slot_mapping
@@ -109,7 +110,7 @@ class SelfAttention:
 
 
 class ValueRMSNorm:
-    """RMSNorm without a weight, in place, of each head of the columns from `start` on."""
+    """RMSNorm of each head without a weight, in place, in the columns from `start` on."""
 
     __slots__ = ("_eps", "_ones", "_ops", "_start")
 
@@ -118,7 +119,7 @@ class ValueRMSNorm:
         self._ones = torch.ones(head_dim, device=ops.device)
 
     def __call__(self, qkv: Tensor) -> Tensor:
-        """qkv itself."""
+        """Return qkv itself."""
         values = qkv[:, self._start :]
         rows = values.reshape(-1, len(self._ones))
         qkv[:, self._start :] = self._ops.rms_norm(rows, self._ones, self._eps).view_as(values)
@@ -127,12 +128,12 @@ class ValueRMSNorm:
 
 @dataclass(slots=True, kw_only=True)
 class CrossAttention:
-    """One layer's attention to an encoder's states, whose keys and values are in the cache.
+    """A layer's attention to an encoder's states, whose keys and values are in the cache.
 
     Attributes:
         queries: hidden states to queries, [T, q].
-        output: what follows attention: [T, q] -> [T, hidden].
-        alignment_heads: heads that look at what a token says, where the layer has any.
+        output: the output projection and what follows it: [T, q] -> [T, hidden].
+        alignment_heads: heads whose weights align a token with the encoder's input, if any.
     """
 
     ops: KernelSet
@@ -146,13 +147,14 @@ class CrossAttention:
     def __call__(
         self, x: Tensor, context: AttentionMetadata, cache: LayerCache, rows: Tensor | None
     ) -> Tensor:
-        """[n, hidden] of the same.
+        """Return [n, hidden] for x of that shape.
 
         Args:
-            x: of the step's tokens, or of those that `rows` names.
-            context: every token is a sequence of one query: it sees all of the encoder's states.
-            cache: of these.
-            rows: int64 [n]; None: all tokens.
+            x: hidden states of the step's tokens, or of those in `rows`.
+            context: has each token as a sequence with one query, which attends to all of the
+                encoder's states.
+            cache: keys and values of these.
+            rows: int64 [n]; None for all tokens.
         """
         tables, lengths = context.block_tables, context.seq_lens
         if rows is not None:
@@ -184,7 +186,7 @@ class CrossAttention:
         context: AttentionMetadata,
         cache: LayerCache,
     ) -> None:
-        """Append the alignment heads' weights of the tokens, which are of one sequence."""
+        """Append the alignment heads' weights of the tokens, which belong to one sequence."""
         heads = list(self.alignment_heads)
         blocks = context.block_tables[tokens.start].long()
         keys = cache.keys[blocks][:, heads].float()
@@ -199,12 +201,12 @@ class CrossAttention:
 
 @dataclass(frozen=True, slots=True)
 class ClampQKV:
-    """Clamps to +- limit in place."""
+    """Clamps values to +- limit in place."""
 
     limit: float
 
     def __call__(self, qkv: Tensor) -> Tensor:
-        """qkv itself."""
+        """Return qkv itself."""
         return qkv.clamp_(-self.limit, self.limit)
 
 
@@ -213,7 +215,7 @@ class QKRMSNorm:
     """RMSNorm over all of a token's queries, and over all of its keys.
 
     Attributes:
-        q_weight, k_weight: float32 of as many values as a token has in queries, in keys.
+        q_weight, k_weight: float32 [q] and [k], the numbers of a token's query and key values.
     """
 
     ops: KernelSet
@@ -222,7 +224,7 @@ class QKRMSNorm:
     eps: float
 
     def __call__(self, qkv: Tensor) -> Tensor:
-        """Queries, keys and values side by side."""
+        """Return concatenated queries, keys and values."""
         q_size, k_size = len(self.q_weight), len(self.k_weight)
         q, k, v = qkv.split((q_size, k_size, qkv.shape[-1] - q_size - k_size), dim=-1)
         q = self.ops.rms_norm(q.contiguous(), self.q_weight, self.eps)
@@ -232,10 +234,10 @@ class QKRMSNorm:
 
 @dataclass(slots=True)
 class PerHeadLayerNorm:
-    """LayerNorm of each head, in place, on the first columns of q, k and v side by side.
+    """LayerNorm of each head, in place, in some columns of concatenated queries, keys and values.
 
     Attributes:
-        start, heads, head_dim: which columns.
+        start, heads, head_dim: the first column, and the number and size of heads from there.
         weight: float32 [heads or 1, head_dim].
         bias: float32 [head_dim] or None.
     """
@@ -248,7 +250,7 @@ class PerHeadLayerNorm:
     eps: float
 
     def __call__(self, qkv: Tensor) -> Tensor:
-        """qkv itself, with its columns normed."""
+        """Return qkv itself."""
         part = qkv[:, self.start : self.start + self.heads * self.head_dim]
         part = part.unflatten(-1, (self.heads, self.head_dim))
         normed = torch.nn.functional.layer_norm(part, (self.head_dim,), eps=self.eps) * self.weight

@@ -1,8 +1,8 @@
 """The wirings of a layer: attention then MLP, both in parallel, or MLP and experts.
 
-A layer takes x, which is its own norm of the residual, and gives the next layer's: so that adding
-to the residual and the norm that follows are one kernel. In the last layer `rows` names the tokens
-that are wanted further on; where no token attends to another any more, the others are dropped.
+A layer takes x, its own norm of the residual, and returns the next layer's x, so that adding to the
+residual and the next norm are one kernel. In the last layer `rows` lists the tokens whose results
+are needed; the others are dropped as soon as no token attends to them.
 """
 
 from __future__ import annotations
@@ -59,26 +59,26 @@ from kernels.layers import gated_activation
 class AttentionAndState:
     """Sum of the outputs of attention and of a state for the same tokens.
 
-    Its cache is a pair: of keys and values, and of states.
+    Its cache is a pair of keys and values, and of states.
     """
 
     attention: SelfAttention | MlaAttention
     mixer: StateMixer
 
     def __call__(self, x: Tensor, context: AttentionMetadata, cache: Any) -> Tensor:
-        """[num_tokens, hidden] of the same."""
+        """Return [num_tokens, hidden] for x of that shape."""
         keys_and_values, states = cache
         return self.attention(x, context, keys_and_values).add_(self.mixer(x, context, states))
 
 
-#: How tokens take from each other. Attention takes a `LayerCache`, a state
-#: `LayerStateCache`.
+#: Parts of a layer in which a token's result depends on others. Attention has a `LayerCache`, a
+#: state a `LayerStateCache`.
 TokenMixer = SelfAttention | MlaAttention | StateMixer | AttentionAndState
 
 
 @dataclass(slots=True)
 class MixerLayer:
-    """residual += attention(norm(residual)): no MLP follows."""
+    """residual += attention(norm(residual)), without an MLP."""
 
     attention: TokenMixer
     next_norm: Norm
@@ -91,7 +91,7 @@ class MixerLayer:
         cache: Any,
         rows: Tensor | None,
     ) -> tuple[Tensor, Tensor]:
-        """The next layer's x, and the residual."""
+        """Return the next layer's x and the residual."""
         x = self.attention(x, context, cache)
         if rows is not None:
             x, residual = x[rows], residual[rows]
@@ -100,7 +100,7 @@ class MixerLayer:
 
 @dataclass(slots=True)
 class MlpLayer:
-    """residual += mlp(norm(residual)): no token takes from another."""
+    """residual += mlp(norm(residual)), without attention."""
 
     mlp: Transform
     next_norm: Norm
@@ -113,7 +113,7 @@ class MlpLayer:
         cache: Any,
         rows: Tensor | None,
     ) -> tuple[Tensor, Tensor]:
-        """The next layer's x, and the residual."""
+        """Return the next layer's x and the residual."""
         if rows is not None:
             x, residual = x[rows], residual[rows]
         return self.next_norm.add_and_norm(self.mlp(x), residual), residual
@@ -136,7 +136,7 @@ class SequentialLayer:
         cache: Any,
         rows: Tensor | None,
     ) -> tuple[Tensor, Tensor]:
-        """The next layer's x, and the residual."""
+        """Return the next layer's x and the residual."""
         x = self.attention(x, context, cache)
         if rows is not None:
             x, residual = x[rows], residual[rows]
@@ -146,8 +146,8 @@ class SequentialLayer:
 
 @dataclass(slots=True)
 class NormedResidualLayer:
-    """residual = norm(residual) * attention_factor; residual += attention(norm(residual)), and the
-    same with the MLP: the residual is what the norm gave.
+    """residual = norm(residual) * attention_factor; residual += attention(norm(residual)); then
+    likewise with the MLP. In contrast to other layers, the norm's output becomes the residual.
     """
 
     attention: TokenMixer
@@ -165,7 +165,7 @@ class NormedResidualLayer:
         cache: Any,
         rows: Tensor | None,
     ) -> tuple[Tensor, Tensor]:
-        """The next layer's x, and the residual."""
+        """Return the next layer's x and the residual."""
         residual = x * self.attention_factor
         x = self.attention(x, context, cache)
         if rows is not None:
@@ -178,9 +178,9 @@ class NormedResidualLayer:
 @dataclass(slots=True)
 class CrossLayer:
     """residual += attention(norm(residual)); residual += cross(norm'(residual), encoder);
-    residual += mlp(norm"(residual)). With `post` each norm's result is the residual from there on.
+    residual += mlp(norm"(residual)). With `post` each norm's output becomes the residual.
 
-    Its cache is a pair: of the tokens, and of the encoder's states.
+    Its cache is a pair of the tokens' keys and values, and of the encoder's.
     """
 
     attention: SelfAttention
@@ -199,7 +199,7 @@ class CrossLayer:
         cache: Any,
         rows: Tensor | None,
     ) -> tuple[Tensor, Tensor]:
-        """The next layer's x, and the residual."""
+        """Return the next layer's x and the residual."""
         tokens, states = cache
         x = self.attention(x, context, tokens)
         if rows is not None:
@@ -215,7 +215,7 @@ class CrossLayer:
 
 @dataclass(slots=True)
 class SharedBlock:
-    """linear(mlp(norm(attention(norm(hidden state beside embedding))))); nothing is residual."""
+    """linear(mlp(norm(attention(norm(hidden state and embedding))))), without residuals inside."""
 
     attention_norm: Norm
     attention: SelfAttention
@@ -224,7 +224,7 @@ class SharedBlock:
     output: LinearLayer
 
     def __call__(self, residual: Tensor, context: AttentionMetadata, cache: Any) -> Tensor:
-        """[num_tokens, hidden] of the same."""
+        """Return [num_tokens, hidden] for a residual of that shape."""
         if context.embeddings is None:
             raise RuntimeError("the step doesn't say what its embeddings are")
         both = torch.cat((residual, context.embeddings), dim=-1)
@@ -236,7 +236,7 @@ class SharedBlock:
 class SharedBlockLayer:
     """residual += state(norm(residual + block(residual))).
 
-    Its cache is a pair: of keys and values, and of states.
+    Its cache is a pair of keys and values, and of states.
     """
 
     block: SharedBlock
@@ -252,7 +252,7 @@ class SharedBlockLayer:
         cache: Any,
         rows: Tensor | None,
     ) -> tuple[Tensor, Tensor]:
-        """The next layer's x, and the residual; x is the residual, which no norm has seen."""
+        """Return the next layer's x and the residual. x is the residual itself, without a norm."""
         keys_and_values, states = cache
         x = self.block(residual, context, keys_and_values).add_(residual)
         x = self.mixer(self.mixer_norm(x), context, states)
@@ -278,7 +278,7 @@ class ParallelLayer:
         cache: Any,
         rows: Tensor | None,
     ) -> tuple[Tensor, Tensor]:
-        """The next layer's x, and the residual."""
+        """Return the next layer's x and the residual."""
         attended = self.attention(x, context, cache)
         if rows is not None:
             attended, x, residual = attended[rows], x[rows], residual[rows]
@@ -309,7 +309,7 @@ class ResidualExpertsLayer:
         cache: Any,
         rows: Tensor | None,
     ) -> tuple[Tensor, Tensor]:
-        """The next layer's x, and the residual."""
+        """Return the next layer's x and the residual."""
         x = self.attention(x, context, cache)
         if rows is not None:
             x, residual = x[rows], residual[rows]
@@ -332,7 +332,7 @@ Layer = (
 
 
 def adapted(ops: KernelSet, layer: LayerWeights, index: int, step: LoraContext) -> LayerWeights:
-    """The layer with adapters applied to its linear layers."""
+    """Return the layer with adapters applied to its linear layers."""
 
     def one(linear: LinearLayer, slot: str) -> LinearLayer:
         return LoraLinear(ops, linear, (index, slot), step)
@@ -389,13 +389,13 @@ def adapted(ops: KernelSet, layer: LayerWeights, index: int, step: LoraContext) 
 def build_layer(
     spec: DecoderSpec, ops: KernelSet, layer: LayerWeights, following: NormWeights, index: int
 ) -> Layer:
-    """The layer of this number; `following` is the norm of the next one, or the last."""
+    """Build the layer with this index; `following` is the norm of the next layer, or the last."""
 
     def norm(weights: NormWeights) -> Norm:
         return make_norm(ops, weights, spec.hidden_size, spec.norm_eps)
 
     def finished(first: Transform, out_norm: NormWeights) -> Transform:
-        """With the norm and the factor that come before the residual."""
+        """Append the norm and the factor that precede the residual."""
         after: list[Transform] = [] if out_norm.kind == "none" else [norm(out_norm)]
         if spec.residual_scale != 1.0:
             after.append(Scale(spec.residual_scale))
@@ -568,7 +568,7 @@ def _make_cross(spec: DecoderSpec, ops: KernelSet, weights: CrossWeights) -> Cro
 def _qkv_transforms(
     spec: DecoderSpec, ops: KernelSet, weights: AttentionWeights, *, keeps_keys: bool
 ) -> list[Transform]:
-    """Processing of queries, keys and values before rotation."""
+    """Return the transforms of queries, keys and values before rotation."""
     transforms: list[Transform] = []
     if weights.q_full_norm is not None and weights.k_full_norm is not None:
         transforms.append(QKRMSNorm(ops, weights.q_full_norm, weights.k_full_norm, spec.norm_eps))

@@ -15,7 +15,7 @@ from kernels import KernelSet, LinearLayer
 from kernels.interface import ScanInputs, ScanWeights, StateRows
 from kernels.tensors import to_device
 
-#: Of the norm in lightning attention, whatever the model's other norms have.
+#: Epsilon of the norm in lightning attention, independent of the model's other norms.
 LIGHTNING_NORM_EPS = 1e-6
 
 
@@ -24,10 +24,10 @@ class LayerStateCache:
     """One layer's states of sequences, by block.
 
     Attributes:
-        conv: [num_blocks, width - 1, channels], the last inputs of the convolution.
+        conv: [num_blocks, width - 1, channels], the convolution's latest inputs.
         scan: [num_blocks, heads, value_size, key_size].
-        of: the sequences of the step.
-        scales: of a scan in int8, [num_blocks, heads, value_size].
+        of: the step's sequences.
+        scales: [num_blocks, heads, value_size] for a scan in int8; or None.
     """
 
     conv: Tensor
@@ -41,17 +41,17 @@ class LayerStateCache:
         return [part for part in (self.conv, self.scan, self.scales) if part is not None]
 
     def run_scan(self, ops: KernelSet, inputs: ScanInputs, weights: ScanWeights) -> Tensor:
-        """[num_tokens, values] that the heads give. Takes the step's tokens into their states."""
+        """Update the states, and return the heads' outputs [num_tokens, values]."""
         return ops.linear_scan(inputs, weights, self.scan, self.of, self.scales).flatten(1)
 
 
 class StateTable:
     """Blocks of states of all layers of a model, on the kernels' device.
 
-    Convolutions' inputs are float32: rounded where a step ends, tokens would depend on how their
-    prompt was cut. Scans have the state's own dtype, and are rounded after each token.
+    Convolutions' inputs are float32: if they were rounded at a step's end, results would depend on
+    the chunks of a prompt. Scans have the state's dtype, and are rounded after each token.
 
-    A block's memory is taken when it is first written.
+    A block takes memory when it is first written.
     """
 
     def __init__(self, state: MambaSpec, ops: KernelSet, num_blocks: int) -> None:
@@ -82,9 +82,9 @@ class StateTable:
         return (*parts, self.num_tokens)
 
     def begin_step(self, context: AttentionMetadata) -> None:
-        """Make the blocks ready for a step's sequences: those at position 0 start anew.
+        """Prepare the blocks of a step's sequences: copy `copies`, then clear those at position 0.
 
-        Raises RuntimeError for a sequence that goes on from where its state isn't.
+        Raises RuntimeError for a sequence whose state isn't at its first position in the step.
         """
         states, host = context.states, context.host or context
         if states is None:
@@ -104,7 +104,7 @@ class StateTable:
                 f"{first.tolist()}"
             )
         ends, saved = states.saves.unbind(1)
-        # A failed step leaves some layers ahead of others: its sequences must start anew.
+        # A failed step may update only some layers; then its sequences must start again.
         self.num_tokens[blocks] = self.num_tokens[saved] = -1
         saves = to_device(states.saves, self._device) if len(saved) else None
         of = StateRows(context.query_start_loc, to_device(blocks, self._device), saves)
@@ -127,10 +127,10 @@ class StateTable:
 
 @dataclass(slots=True, kw_only=True)
 class MambaMixer:
-    """One layer's product, convolution, recurrence, gated norm and product.
+    """A layer's input projection, convolution, recurrence, gated norm and output projection.
 
     Attributes:
-        weights: of the layer, `scan` among them.
+        weights: the layer's weights, including `scan`.
         output: what follows the gated norm: [T, values] -> [T, hidden].
     """
 
@@ -141,7 +141,7 @@ class MambaMixer:
     eps: float
 
     def __call__(self, x: Tensor, context: AttentionMetadata, cache: LayerStateCache) -> Tensor:
-        """[num_tokens, hidden] of the same. Takes the step's tokens into their states."""
+        """Update the states, and return [num_tokens, hidden] for x of that shape."""
         weights, state = self.weights, self.weights.state
         delta = state.kind == "delta"
         gate, mixed, rate, beta = self._delta(x) if delta else self._mamba2(x)
@@ -164,14 +164,14 @@ class MambaMixer:
         return self.output(self._normed(_gated(self.ops, values, gate)))
 
     def _mamba2(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-        """Gates, what goes through the convolution, rates."""
+        """Return gates, the convolution's inputs, rates, and None."""
         state, projected = self.weights.state, self.weights.inputs(x)
         if self.weights.input_scales is not None:
             projected.mul_(self.weights.input_scales)
         return *projected.split((state.values, state.channels, state.num_heads), -1), None
 
     def _delta(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-        """Gates, what goes through the convolution, rates, betas: sorted out by key head."""
+        """Return gates, the convolution's inputs, rates and betas. Projections are by key head."""
         state, rates = self.weights.state, self.weights.rates
         if rates is None:
             raise RuntimeError("a layer by the delta rule has rates")
@@ -184,7 +184,7 @@ class MambaMixer:
         return gate.flatten(1), mixed, rate.flatten(1), beta.flatten(1)
 
     def _normed(self, values: Tensor) -> Tensor:
-        """The norm, if there is one: by head with one weight ("delta"), or by key head."""
+        """Apply the norm, if any: by head with a shared weight ("delta"), or by key head."""
         ops, state, weight = self.ops, self.weights.state, self.weights.norm
         if weight is None:
             return values
@@ -201,12 +201,12 @@ class MambaMixer:
 
 @dataclass(slots=True, kw_only=True)
 class Mamba1Mixer:
-    """One layer of Mamba (arXiv 2312.00752): product, convolution, the products that select rates,
-    keys and queries by its result, recurrence, gate, product.
+    """A layer of Mamba (arXiv 2312.00752): input projection, convolution, projections of its result
+    to rates, keys and queries, recurrence, gate, output projection.
 
     Attributes:
-        weights: of the layer; `scan`, `selection` and `rates` are some of them.
-        selected: norms of what makes rates, of keys, of queries.
+        weights: the layer's weights, including `scan`, `selection` and `rates`.
+        selected: norms of the inputs of `rates`, of keys, of queries.
         output: what follows the gate: [T, values] -> [T, hidden].
     """
 
@@ -219,7 +219,7 @@ class Mamba1Mixer:
     output: Transform
 
     def __call__(self, x: Tensor, context: AttentionMetadata, cache: LayerStateCache) -> Tensor:
-        """[num_tokens, hidden] of the same. Takes the step's tokens into their states."""
+        """Update the states, and return [num_tokens, hidden] for x of that shape."""
         weights, state = self.weights, self.weights.state
         values, gate = weights.inputs(x).split(state.input_sizes, dim=-1)
         values = self.ops.causal_conv(values, cache.conv, weights.conv, weights.conv_bias, cache.of)
@@ -234,12 +234,12 @@ class Mamba1Mixer:
 
 @dataclass(slots=True, kw_only=True)
 class LightningMixer:
-    """One layer of lightning attention (arXiv 2401.04658): product, SiLU, recurrence whose decays
-    are fixed, norm, gate, product.
+    """A layer of lightning attention (arXiv 2401.04658): input projection, SiLU, recurrence with
+    fixed decays, norm, gate, output projection.
 
     Attributes:
-        weights: of the layer; its convolution is SiLU alone.
-        norm: of what the heads give, over all of them.
+        weights: the layer's weights; its convolution is only SiLU.
+        norm: the norm over the outputs of all heads.
         output: what follows the gate: [T, values] -> [T, hidden].
     """
 
@@ -250,7 +250,7 @@ class LightningMixer:
     output: Transform
 
     def __call__(self, x: Tensor, context: AttentionMetadata, cache: LayerStateCache) -> Tensor:
-        """[num_tokens, hidden] of the same. Takes the step's tokens into their states."""
+        """Update the states, and return [num_tokens, hidden] for x of that shape."""
         weights, state = self.weights, self.weights.state
         mixed, gate = weights.inputs(x).split((state.channels, state.values), dim=-1)
         conv = self.ops.causal_conv(mixed, cache.conv, weights.conv, None, cache.of)
@@ -264,12 +264,12 @@ class LightningMixer:
 
 @dataclass(slots=True, kw_only=True)
 class KimiDeltaMixer:
-    """One layer of Kimi delta attention (arXiv 2510.26692): product, convolution, recurrence whose
-    keys decay by rates of their own, norm of each head, gate, product.
+    """A layer of Kimi delta attention (arXiv 2510.26692): input projection, convolution, recurrence
+    with a decay rate for each key, norm of each head, gate, output projection.
 
     Attributes:
-        weights: of the layer, `scan`, `rates`, `gates` and `norm` among them.
-        norm: of what a head gives.
+        weights: the layer's weights, including `scan`, `rates`, `gates` and `norm`.
+        norm: the norm of a head's output.
         output: what follows the gate: [T, values] -> [T, hidden].
     """
 
@@ -282,7 +282,7 @@ class KimiDeltaMixer:
     output: Transform
 
     def __call__(self, x: Tensor, context: AttentionMetadata, cache: LayerStateCache) -> Tensor:
-        """[num_tokens, hidden] of the same. Takes the step's tokens into their states."""
+        """Update the states, and return [num_tokens, hidden] for x of that shape."""
         weights, state = self.weights, self.weights.state
         rank = state.dt_rank
         mixed, rate, gate, beta = weights.inputs(x).split(
@@ -298,10 +298,10 @@ class KimiDeltaMixer:
 
 @dataclass(slots=True, kw_only=True)
 class ShortConvMixer:
-    """One layer's product, gate, convolution, gate and product.
+    """A layer's input projection, gate, convolution, gate and output projection.
 
     Attributes:
-        weights: of the layer.
+        weights: the layer's weights.
         output: what follows the second gate: [T, values] -> [T, hidden].
     """
 
@@ -310,7 +310,7 @@ class ShortConvMixer:
     output: Transform
 
     def __call__(self, x: Tensor, context: AttentionMetadata, cache: LayerStateCache) -> Tensor:
-        """[num_tokens, hidden] of the same. Takes the step's tokens into their states."""
+        """Update the states, and return [num_tokens, hidden] for x of that shape."""
         weights = self.weights
         input_gate, output_gate, values = weights.inputs(x).chunk(3, dim=-1)
         conv = self.ops.causal_conv(
@@ -321,12 +321,11 @@ class ShortConvMixer:
 
 @dataclass(slots=True, kw_only=True)
 class RgLruMixer:
-    """One layer of Griffin (arXiv 2402.19427): product, convolution, real-gated linear recurrent
-    unit, gate, product.
+    """A layer of Griffin (arXiv 2402.19427): input projection, convolution, real-gated linear
+    recurrent unit, gate, output projection.
 
     Attributes:
-        weights: of the layer.
-        lru: some of them.
+        weights: the layer's weights, including `lru`.
         output: what follows the gate: [T, values] -> [T, hidden].
     """
 
@@ -336,7 +335,7 @@ class RgLruMixer:
     output: Transform
 
     def __call__(self, x: Tensor, context: AttentionMetadata, cache: LayerStateCache) -> Tensor:
-        """[num_tokens, hidden] of the same. Takes the step's tokens into their states."""
+        """Update the states, and return [num_tokens, hidden] for x of that shape."""
         weights, lru, state = self.weights, self.lru, self.weights.state
         values, gate = weights.inputs(x).split(state.input_sizes, dim=-1)
         conv = self.ops.causal_conv(
@@ -365,7 +364,7 @@ StateMixer = (
 
 
 def make_mixer(ops: KernelSet, weights: StateWeights, output: Transform, eps: float) -> StateMixer:
-    """The layer of these weights; `output` is what follows it."""
+    """Build the layer with these weights; `output` is what follows it."""
     if weights.lru is not None:
         return RgLruMixer(ops=ops, weights=weights, lru=weights.lru, output=output)
     if weights.scan is None:
@@ -398,5 +397,5 @@ def make_mixer(ops: KernelSet, weights: StateWeights, output: Transform, eps: fl
 
 
 def _gated(ops: KernelSet, values: Tensor, gate: Tensor) -> Tensor:
-    """values * silu(gate)."""
+    """Return values * silu(gate)."""
     return ops.silu_and_mul(torch.cat((gate, values), dim=-1))

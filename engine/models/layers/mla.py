@@ -1,12 +1,14 @@
-"""Attention of one layer over paged latents (multi-head latent attention).
+"""A layer's multi-head latent attention over the paged cache.
 
 DeepSeek-AI 2024, "DeepSeek-V2: A Strong, Economical, and Efficient Mixture-of-Experts Language
-Model", 2.1. A head's keys and values are products of a token's latent, and are never made: the
-first is taken into the query, the second behind the result, so that all heads meet the latents
-themselves. Prompts go the same way, so that a token's bits are the same in both.
+Model", 2.1. A head's keys and values are projections of a token's latent, which are never computed:
+the keys' projection is absorbed into the query, the values' into the output, so that all heads
+attend to the latents directly. Prefills do the same, so that a token's results are bitwise equal in
+prefills and decodes.
 
-With an index (DeepSeek-V3.2, arXiv 2512.02556) a token also keeps an index key, between what is
-rotated and the latent. A query with more than `top_k` tokens before it attends to the best of them.
+With an index (DeepSeek-V3.2, arXiv 2512.02556) the cache also has an index key per token, between
+the rotated key and the latent. A query with more than `top_k` visible tokens attends to the best of
+them.
 """
 
 from __future__ import annotations
@@ -26,14 +28,14 @@ from kernels.interface import MlaArgs
 
 @dataclass(slots=True, kw_only=True)
 class MlaAttention:
-    """Components of one layer's attention, fixed at load.
+    """The parts of a layer's attention, which are fixed at load.
 
     Attributes:
-        output: what follows attention: [T, heads * value_size] -> [T, hidden].
-        heads: of queries.
-        scale: of the products of queries and keys.
-        neox: rotate halves; otherwise neighbours.
-        index: what chooses the tokens that are attended to; None: all are.
+        output: the output projection and what follows it: [T, heads * value_size] -> [T, hidden].
+        heads: the number of query heads.
+        scale: the factor of products of queries and keys.
+        neox: whether halves are rotated; otherwise neighbouring elements.
+        index: selects the tokens that are attended to; None for all.
     """
 
     ops: KernelSet
@@ -46,13 +48,13 @@ class MlaAttention:
     index: SparseIndex | None = None
 
     def __call__(self, x: Tensor, context: AttentionMetadata, cache: LayerCache) -> Tensor:
-        """[num_tokens, hidden] of the same. First writes the step's latents."""
+        """Write the step's latents, and return [num_tokens, hidden] for x of that shape."""
         weights, sizes, index = self.weights, self.weights.latents, self.index
         projected, kv_latents = self._project(x, context.positions)
         projected = self._normed_queries(projected)
         queries = self._queries(projected)
         shape = (len(x), self.heads, sizes.width)
-        # No query meets the index keys.
+        # Queries are 0 in the columns of index keys.
         q = queries.new_empty(shape) if index is None else queries.new_zeros(shape)
         q[..., : sizes.qk_rope_head_dim] = queries[..., sizes.qk_nope_head_dim :]
         weights.into(queries[..., : sizes.qk_nope_head_dim], q[..., -sizes.kv_lora_rank :])
@@ -76,7 +78,7 @@ class MlaAttention:
         return self.output(out.flatten(1))
 
     def write(self, x: Tensor, positions: Tensor, slots: Tensor, cache: LayerCache) -> None:
-        """The latents alone, of x [n, hidden]; positions and slots int64 [n]."""
+        """Write only the latents of x [n, hidden]; positions and slots are int64 [n]."""
         _, kv_latents = self._project(x, positions)
         no_queries = kv_latents.new_empty((len(x), 0, self.weights.latents.width))
         self._keep(no_queries, kv_latents, positions, slots, cache)
@@ -84,7 +86,7 @@ class MlaAttention:
     def _keep(
         self, q: Tensor, kv_latents: Tensor, positions: Tensor, slots: Tensor, cache: LayerCache
     ) -> None:
-        """Rotate both and write what is kept."""
+        """Rotate q and kv_latents, and write the latter to the cache."""
         self.ops.rope_and_cache_mla(
             q,
             kv_latents,
@@ -97,7 +99,9 @@ class MlaAttention:
         )
 
     def _project(self, x: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """Queries or their latent, and what is kept of each token, to be rotated: [T, 1, width]."""
+        """Return queries or their latent, and what is cached per token, before rotation: [T, 1,
+        width].
+        """
         weights, sizes = self.weights, self.weights.latents
         projected = weights.inputs(x)
         first = projected.shape[1] - sizes.latent_rows
@@ -109,22 +113,22 @@ class MlaAttention:
         return queries, torch.cat((k_rope, *index_keys, normed), dim=-1).unsqueeze(1)
 
     def _normed_queries(self, projected: Tensor) -> Tensor:
-        """The queries' normed latent, or the queries where they have none."""
+        """Return the queries' latent after its norm, or unchanged queries without a latent."""
         weights, eps = self.weights, self.weights.latents.norm_eps
         if weights.query_norm is None:
             return projected
         return self.ops.rms_norm(projected.contiguous(), weights.query_norm, eps)
 
     def _queries(self, projected: Tensor) -> Tensor:
-        """[T, heads, query_size], what is rotated last."""
+        """Return queries [T, heads, query_size], whose last elements will be rotated."""
         weights = self.weights
         queries = projected if weights.queries is None else weights.queries(projected)
         return queries.unflatten(-1, (self.heads, -1))
 
 
-#: Queries whose chosen latents are gathered at a time: V3.2's 2048 of 704 values are 92 MB then.
+#: Number of queries whose latents are gathered at a time: for V3.2's 2048 of 704 values, 92 MB.
 _QUERIES_AT_ONCE = 16
-#: Of the index keys' LayerNorm, whatever the model's other norms have.
+#: Epsilon of the index keys' LayerNorm, independent of the model's other norms.
 _INDEX_NORM_EPS = 1e-6
 
 
@@ -133,8 +137,8 @@ class SparseIndex:
     """Selects the tokens that a query attends to.
 
     Attributes:
-        latents: sizes of what a token keeps.
-        cos_sin: rotary table, whose halves rotate index queries and keys as halves.
+        latents: the sizes of a token's part of the cache.
+        cos_sin: the rotary table. Index queries and keys are always rotated as halves.
     """
 
     ops: KernelSet
@@ -144,7 +148,7 @@ class SparseIndex:
     cos_sin: Tensor | None
 
     def keys(self, x: Tensor, positions: Tensor) -> Tensor:
-        """[T, head_dim] of x [T, hidden]."""
+        """Return index keys [T, head_dim] for x [T, hidden]."""
         weights = self.weights
         keys = torch.nn.functional.layer_norm(
             weights.keys(x), (self.spec.head_dim,), weights.key_norm, weights.key_norm_bias,
@@ -155,13 +159,13 @@ class SparseIndex:
     def attend(
         self, args: MlaArgs, attended: Tensor, x: Tensor, latent: Tensor, positions: Tensor
     ) -> None:
-        """Write attention to the chosen tokens over that to all of them, [T, Hq, latent], of the
-        queries that have more than `top_k` before them.
+        """Overwrite `attended` [T, Hq, latent], attention to all tokens, with attention to the
+        chosen tokens for queries with more than `top_k` visible tokens.
 
         Args:
-            args: of attention to all tokens, which are in the cache.
+            args: the arguments of attention to all tokens, which are in the cache.
             x: [T, hidden].
-            latent: of the queries, normed, [T, query_rank].
+            latent: the queries' latents after their norm, [T, query_rank].
         """
         spec, weights = self.spec, self.weights
         queries = weights.queries(latent).unflatten(-1, (spec.num_heads, spec.head_dim))
@@ -188,18 +192,18 @@ class SparseIndex:
 
     @property
     def _columns(self) -> slice:
-        """Of what a token keeps, its index key."""
+        """The index key's columns of the cache."""
         first = self.latents.qk_rope_head_dim
         return slice(first, first + self.spec.head_dim)
 
     def _choose(self, queries: Tensor, factors: Tensor, keys: Tensor) -> Tensor:
-        """int64 [top_k], the best of the keys [n, head_dim] for one token's queries."""
+        """Return the best of the keys [n, head_dim] for a token's queries, int64 [top_k]."""
         products = (queries.float() @ keys.T * self.spec.head_dim**-0.5).relu_()
         return (factors.float() @ products).topk(self.spec.top_k).indices
 
     def _attend_to(self, args: MlaArgs, attended: Tensor, rows: Tensor, slots: Tensor) -> None:
-        """Attention of queries `rows`, each to the tokens of its `slots` [n, top_k]: sequences of
-        one token over a small cache.
+        """Compute attention of queries `rows`, each to the tokens in its `slots` [n, top_k], as
+        sequences of one token over a small cache.
         """
         count, block_size = len(rows), args.cache.shape[2]
         blocks = -(-self.spec.top_k // block_size)
@@ -223,16 +227,16 @@ class SparseIndex:
 
     @staticmethod
     def _cached_rows(cache: Tensor) -> Tensor:
-        """[slots, width] of a cache of one head."""
+        """Return a cache of one head as [slots, width]."""
         return cache.view(-1, cache.shape[-1])
 
     def _slots(self, args: MlaArgs, sequence: int, length: int) -> Tensor:
-        """int64 [length], where a sequence's tokens are."""
+        """Return the slots of a sequence's tokens, int64 [length]."""
         size, positions = args.cache.shape[2], torch.arange(length)
         return args.block_tables[sequence].long()[positions // size] * size + positions % size
 
     def _cached(self, args: MlaArgs, slots: Tensor) -> Tensor:
-        """float32 [n, width]: what tokens keep."""
+        """Return what is cached in slots, float32 [n, width]."""
         rows = self._cached_rows(args.cache)[slots].float()
         if args.scales is None:
             return rows
@@ -240,7 +244,7 @@ class SparseIndex:
         return rows * (args.scales.view(-1)[slots].unsqueeze(1) if by_token else args.scales)
 
     def _rotated(self, x: Tensor, positions: Tensor) -> Tensor:
-        """x [T, heads, head_dim], whose first values are rotated as halves."""
+        """Return x [T, heads, head_dim] with its first elements rotated as halves."""
         if self.cos_sin is None:
             return x
         half = self.latents.qk_rope_head_dim // 2

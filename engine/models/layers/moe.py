@@ -1,15 +1,15 @@
-"""Reading experts' weights in the ways that checkpoints keep them.
+"""Reads experts' weights in the layouts of checkpoints.
 
-Every layout is brought to the same form: gate over up [2 I, H] and down [H, I] for each expert.
+Every layout is converted to gate over up [2 I, H] and down [H, I] for each expert.
 
-- "split": one tensor an expert and projection, or (where the fused names are there) `gate_up_proj`
-  [E, 2 I, H] and `down_proj` [E, H, I];
-- "interleaved" (gpt-oss): `gate_up_proj` [E, H, 2 I] with gate and up in turns, `down_proj`
+- "split": one tensor per expert and projection, or, if they exist, `gate_up_proj` [E, 2 I, H] and
+  `down_proj` [E, H, I];
+- "interleaved" (gpt-oss): `gate_up_proj` [E, H, 2 I] with alternating gate and up, `down_proj`
   [E, I, H], each with a bias;
 - "flat" (DBRX): `w1`, `v1` and `w2`, each [E I, H];
-- "transposed" (Qwen3-VL): `gate_up_proj` [E, H, 2 I] and `down_proj` [E, I, H], or as "split" has
-  them fused;
-- "granite": `input_linear` [E, 2 I, H] and `output_linear` [E, H, I]; of a GGUF file as "split".
+- "transposed" (Qwen3-VL): `gate_up_proj` [E, H, 2 I] and `down_proj` [E, I, H], or the fused
+  tensors of "split";
+- "granite": `input_linear` [E, 2 I, H] and `output_linear` [E, H, I]; in GGUF files like "split".
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ class Weights(Protocol):
     def __contains__(self, name: str) -> bool: ...
 
     def get(self, name: str, shape: tuple[int, ...]) -> Tensor:
-        """The named tensor, which must have this shape."""
+        """Return the named tensor, which must have this shape."""
 
     def matrix(self, name: str, shape: tuple[int, int]) -> WeightSource:
-        """The same of two dimensions, to be read some rows at a time."""
+        """Return the named matrix as a source whose rows can be read in parts."""
 
     def release(self) -> None:
         """Release the memory of tensors read from files; results stay valid."""
@@ -51,12 +51,12 @@ class Weights(Protocol):
 def read_experts(
     weights: Weights, layer: str, moe: MoeSpec, hidden: int
 ) -> Iterator[ExpertWeights]:
-    """Each expert of a layer in turn; `layer` is the prefix of the layer's names."""
+    """Yield each expert of a layer; `layer` is the prefix of the layer's names."""
     return _LAYOUTS[moe.layout](weights, layer + moe.experts, moe, hidden)
 
 
 def split_experts(layer: str, moe: MoeSpec) -> str:
-    """Prefix of an expert's number if each has tensors of its own; "": none has."""
+    """Return the prefix of an expert's index in layouts with separate tensors; else ""."""
     first = layer + moe.experts
     return {"split": first, "granite": f"{first}experts."}.get(moe.layout, "")
 
@@ -146,7 +146,7 @@ FUSED_ACTIVATIONS = ("silu", "gelu", "gelu_tanh")
 
 
 def fuses_experts(ops: KernelSet, spec: DecoderSpec, quantized: bool) -> bool:
-    """Whether the kernels run all experts at once: unquantised ones, of known activations."""
+    """Return whether the kernels run all experts at once: gated, unquantized, known activation."""
     supported = spec.gated and spec.activation in FUSED_ACTIVATIONS
     return ops.fuses_experts and supported and not quantized
 
@@ -154,9 +154,9 @@ def fuses_experts(ops: KernelSet, spec: DecoderSpec, quantized: bool) -> bool:
 def _stacked(
     experts: Iterable[ExpertWeights], count: int, dtype: torch.dtype, device: torch.device
 ) -> list[Tensor | None]:
-    """Each of the four tensors of an expert, for all of them: [count, ...]; biases in float32.
+    """Stack each of an expert's four tensors for all experts: [count, ...]; biases are float32.
 
-    Of the host's memory only one expert is taken at a time.
+    Only one expert at a time takes memory on the host.
     """
     stacks: list[Tensor | None] = [None] * 4
     for index, expert in enumerate(experts):
@@ -173,14 +173,14 @@ def _stacked(
 
 
 class GroupedMoe(MixtureOfExperts):
-    """Sum of the chosen experts' outputs, by the router's weights, without asking the device.
+    """Weighted sum of the chosen experts' outputs without synchronizing with the device.
 
     Args:
-        experts: one after the other, stacked in `dtype` on the kernels' device as they come.
-        moe: how many there are, and how tokens are sent to them.
+        experts: weights, which are stacked in `dtype` on the kernels' device one by one.
+        moe: the number of experts, and their routing.
         activation: one of `FUSED_ACTIVATIONS`.
-        shared: the expert that every token goes through; `shared_gate` weighs it by its sigmoid.
-        choice_bias: float32 [experts], by which they are chosen beside their scores.
+        shared: the expert for every token; the sigmoid of `shared_gate` is its weight.
+        choice_bias: float32 [experts], added to the scores for choosing experts only.
     """
 
     def __init__(

@@ -1,8 +1,7 @@
-"""Normalisation of hidden states, and the other steps that a plain layer is chained from.
+"""Norms of hidden states, and other functions from which plain layers are composed.
 
-A norm is called in two ways: `norm(x)`, and `norm.add_and_norm(x, residual)`, which first adds x
-to the
-residual (in place) and gives the norm of the sum.
+A norm is called in two ways: `norm(x)`, and `norm.add_and_norm(x, residual)`, which first adds x to
+the residual in place and returns the norm of the sum.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from kernels import KernelSet
 from kernels.interface import NormWeights
 from kernels.layers import activation, gated_activation
 
-#: What becomes of the rows of a tensor, each by itself.
+#: A function of a tensor's rows, independent of each other.
 Transform = Callable[[Tensor], Tensor]
 
 
@@ -30,11 +29,11 @@ class Norm(Protocol):
         """Return the norm of x as a new tensor."""
 
     def add_and_norm(self, x: Tensor, residual: Tensor) -> Tensor:
-        """`residual` becomes x + residual; gives its norm."""
+        """Add x to `residual` in place, and return the norm of the sum."""
 
 
 class RMSNorm:
-    """x / rms(x) * weight, by the kernels."""
+    """x / rms(x) * weight, computed by the kernels."""
 
     __slots__ = ("_eps", "_fused", "_rms_norm", "weight")
 
@@ -52,7 +51,7 @@ class RMSNorm:
 
 
 class LayerNorm:
-    """(x - mean) / deviation, times the weight and plus the bias that the family has."""
+    """(x - mean) / deviation * weight + bias, with the weight and bias that the family has."""
 
     __slots__ = ("_eps", "_shape", "bias", "weight")
 
@@ -69,21 +68,21 @@ class LayerNorm:
 
 
 class NoNorm:
-    """Leaves the residual as it is: for families that norm a block's output, not its input."""
+    """Returns the residual unchanged, for families with norms of outputs instead of inputs."""
 
     __slots__ = ()
 
     def __call__(self, x: Tensor) -> Tensor:
-        """See `Norm`: x itself."""
+        """See `Norm`; returns x itself."""
         return x
 
     def add_and_norm(self, x: Tensor, residual: Tensor) -> Tensor:
-        """See `Norm`: the residual itself."""
+        """See `Norm`; returns the residual itself."""
         return residual.add_(x)
 
 
 class Sequential:
-    """One after another."""
+    """Functions that are applied one after another."""
 
     __slots__ = ("_links",)
 
@@ -91,54 +90,54 @@ class Sequential:
         self._links = links
 
     def __call__(self, x: Tensor) -> Tensor:
-        """The last one's result."""
+        """Return the last one's result."""
         for link in self._links:
             x = link(x)
         return x
 
 
 def chain(first: Transform, *more: Transform) -> Transform:
-    """`first` itself when nothing follows it."""
+    """Compose functions; returns `first` itself if there are no more."""
     return Sequential(first, *more) if more else first
 
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """Multiplication in place with a number."""
+    """Multiplication by a number in place."""
 
     factor: float
 
     def __call__(self, x: Tensor) -> Tensor:
-        """x itself."""
+        """Return x itself."""
         return x.mul_(self.factor)
 
 
 @dataclass(frozen=True, slots=True)
 class ScaleGate:
-    """Multiplication in place of the first half of each row with a number."""
+    """Multiplication of the first half of each row by a number in place."""
 
     factor: float
 
     def __call__(self, x: Tensor) -> Tensor:
-        """x itself."""
+        """Return x itself."""
         x[:, : x.shape[1] // 2].mul_(self.factor)
         return x
 
 
 def scaled(first: Transform, factor: float) -> Transform:
-    """`first` with its result times `factor`."""
+    """Return `first` with its result multiplied by `factor`."""
     return first if factor == 1.0 else Sequential(first, Scale(factor))
 
 
 def make_norm(ops: KernelSet, norm: NormWeights, size: int, eps: float) -> Norm:
-    """A norm over `size` values."""
+    """Return a norm over `size` values."""
     if norm.kind == "rms" and norm.weight is not None:
         return RMSNorm(ops, norm.weight, eps)
     return NoNorm() if norm.kind == "none" else LayerNorm(size, norm.weight, norm.bias, eps)
 
 
 def mlp_of(ops: KernelSet, mlp: MlpWeights, gate_scale: float = 1.0) -> Transform:
-    """up, the activation, down. `gate_scale`: of the activated half of a gated MLP."""
+    """Return up, the activation, down. `gate_scale` multiplies a gated MLP's activated half."""
     spec = mlp.activation
     act = gated_activation(ops, spec) if mlp.gated else activation(spec.name)
     scale = [] if gate_scale == 1.0 else [ScaleGate(gate_scale)]
