@@ -1,1 +1,1 @@
-"""Models that hear: encoders of sound, and decoders that attend to their states."""
+"""Audio encoders, their projectors, and the Whisper model."""

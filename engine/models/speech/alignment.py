@@ -1,4 +1,4 @@
-"""Which heads of a model's attention tell when tokens are said."""
+"""The cross-attention heads from which Whisper's token timestamps are computed."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ from engine.contract.errors import ModelLoadError
 def read_alignment_heads(
     generation: dict[str, Any], num_layers: int, num_heads: int
 ) -> dict[int, tuple[int, ...]]:
-    """Heads by layer of a generation_config.json; those of the upper half of the layers, as in
-    OpenAI's Whisper, where it names none of this model: distilled ones often have their teacher's.
+    """Return the heads in generation_config.json by layer. If there are none, or some don't exist
+    in this model, as distilled models often have their teacher's, return all heads of the upper
+    half of the layers, as OpenAI's Whisper does.
 
-    Raises `ModelLoadError` for what are no pairs.
+    Raises `ModelLoadError` unless `alignment_heads` consists of pairs.
     """
     try:
         pairs = [(int(layer), int(head)) for layer, head in generation.get("alignment_heads") or ()]

@@ -1,5 +1,7 @@
-"""Qwen2-Audio (arXiv 2407.10759) and the ears of Qwen2.5-Omni (arXiv 2503.20215): Whisper's encoder
-over the frames that hold sound, two states a vector, and a linear projection into the decoder.
+"""Qwen2-Audio (arXiv 2407.10759) and the audio encoder of Qwen2.5-Omni (arXiv 2503.20215).
+
+Both are Whisper's encoder without the padding; pairs of states are averaged and projected to the
+decoder's hidden size.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ from engine.multimodal.audio_prompts import NUM_FRAMES, num_states_of
 
 
 class Qwen2Audio(VisionFamily):
-    """One window of at most 30 s."""
+    """The encoder of Qwen2-Audio, for one window of at most 30 s."""
 
     kinds: ClassVar[tuple[str, ...]] = ("audio",)
 
@@ -50,19 +52,19 @@ class Qwen2Audio(VisionFamily):
 
 
 def average_pairs(states: Tensor) -> Tensor:
-    """[n // 2, hidden] of [n, hidden]."""
+    """Average pairs of rows: [n, hidden] -> [n // 2, hidden]. An odd last row is dropped."""
     return states[: len(states) // 2 * 2].unflatten(0, (-1, 2)).mean(dim=1)
 
 
 class Qwen25Omni(VisionFamily):
-    """Sound of any length, in chunks that don't see each other. The thinker alone: speech isn't
-    written, and pictures aren't read.
+    """The audio encoder of Qwen2.5-Omni's thinker, for sound of any length, in chunks that don't
+    attend to each other. Speech output, images and videos aren't supported.
     """
 
     kinds: ClassVar[tuple[str, ...]] = ("audio",)
     ignored_prefixes: ClassVar[tuple[str, ...]] = (
         *("talker.", "thinker.visual.", "token2wav.", "visual.", "model.visual."),
-        # Of the projection that videos' sound takes.
+        # The embeddings of the audio's begin and end.
         *("audio_tower.audio_bos_eos_token.", "thinker.audio_tower.audio_bos_eos_token."),
     )
 
@@ -91,7 +93,7 @@ class Qwen25Omni(VisionFamily):
         self._encoder.check_features(features)
         num_chunks = features.shape[1] // self._chunk
         chunks = features[:, : num_chunks * self._chunk].unflatten(1, (-1, self._chunk))
-        # As many at once as Whisper has states.
+        # As many chunks at once as have the frames of one Whisper window.
         batch = max(1, 2 * spec.length // self._chunk)
         states = [
             self._encoder.batch_states(part, self._chunk // 2).flatten(0, 1)
@@ -105,7 +107,7 @@ class Qwen25Omni(VisionFamily):
 
 
 def sinusoids(length: int, channels: int) -> Tensor:
-    """Whisper's positions, float32 [length, channels]: sines, then cosines."""
+    """Return Whisper's sinusoidal positions, float32 [length, channels]: sines, then cosines."""
     step = math.log(10_000) / (channels // 2 - 1)
     frequencies = torch.exp(-step * torch.arange(channels // 2, dtype=torch.float))
     angles = torch.arange(length)[:, None] * frequencies

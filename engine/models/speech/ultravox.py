@@ -1,5 +1,6 @@
-"""Ultravox (github.com/fixie-ai/ultravox): Whisper's encoder over the frames that hold sound,
-`stack_factor` states of a window as one vector, and a gated projector into the decoder.
+"""Ultravox (github.com/fixie-ai/ultravox): Whisper's encoder without the padding.
+
+Each `stack_factor` states of a window are concatenated and projected to the decoder's hidden size.
 """
 
 from __future__ import annotations
@@ -27,8 +28,8 @@ from engine.multimodal.audio_prompts import num_states_of
 from kernels.interface import NormWeights
 from kernels.layers import activation
 
-#: Fields of config.json that name a model whose weights are a part of this one, as its published
-#: checkpoints have it -> the part's own config, and how its weights' names begin here.
+#: Field of config.json that names the checkpoint of a part's weights -> the field with the part's
+#: config, and the prefix of its weights in this model.
 PART_MODELS = {
     "text_model_id": ("text_config", "language_model."),
     "audio_model_id": ("audio_config", "audio_tower."),
@@ -38,7 +39,7 @@ _PROJECTOR = "multi_modal_projector."
 
 
 class Ultravox(VisionFamily):
-    """Windows of sound without padding."""
+    """The encoder and projector of Ultravox, for windows of sound without padding."""
 
     kinds: ClassVar[tuple[str, ...]] = ("audio",)
     ignored_prefixes: ClassVar[tuple[str, ...]] = ("audio_tower.model.decoder.",)
@@ -77,7 +78,9 @@ class Ultravox(VisionFamily):
         return loader.linear(FusedLinear(parts=parts, columns=columns, bias=bias))
 
     def _feed_forward(self, loader: WeightLoader) -> Transform:
-        """Two linear layers. A norm follows the second; since version 0.5 the first."""
+        """Two linear layers with a norm before them, and a norm after the second, or with
+        `projector_ln_mid`, since version 0.5, between them.
+        """
         config, inner = self.config, int(self.config.get("hidden_size", 4096))
         stacked = self._spec.hidden_size * self._stack
         out = int(config["text_config"]["hidden_size"])
@@ -100,7 +103,7 @@ class Ultravox(VisionFamily):
         return chain(first, second, self._norm(loader, "ln_post", out))
 
     def _transformer(self, loader: WeightLoader, num_layers: int) -> Transform:
-        """Layers as the encoder's over the stacked states of a window."""
+        """Layers like the encoder's, over the stacked states of a window."""
         spec, out = self._spec, int(self.config["text_config"]["hidden_size"])
         hidden, stacked = spec.hidden_size, spec.hidden_size * self._stack
         positions = loader.vector(f"{_PROJECTOR}embed_positions.weight", spec.length, hidden)
@@ -136,6 +139,6 @@ class Ultravox(VisionFamily):
 
 
 def _gate_by_second_half(x: Tensor) -> Tensor:
-    """SwiGLU with the gate behind what it scales."""
+    """SwiGLU with the gate in the second half."""
     values, gate = x.chunk(2, dim=-1)
     return silu(gate) * values

@@ -1,5 +1,6 @@
-"""Voxtral (arXiv 2507.13264): Whisper's encoder over windows with their padding, some states that
-follow each other as one vector, and two linear layers into the decoder.
+"""Voxtral (arXiv 2507.13264): Whisper's encoder over padded windows.
+
+Consecutive states are concatenated and projected by two linear layers to the decoder's hidden size.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from kernels.layers import activation
 
 
 class Voxtral(VisionFamily):
-    """As many windows as an audio needs."""
+    """The encoder and projector of Voxtral, for any number of windows."""
 
     kinds: ClassVar[tuple[str, ...]] = ("audio",)
 

@@ -1,5 +1,5 @@
-"""Whisper (Radford et al. 2022, arXiv 2212.04356): an encoder of log-mel frames, and the decoder
-that attends to its states. Activations are float32 on a CPU.
+"""Whisper (Radford et al. 2022, arXiv 2212.04356): an encoder of log-mel frames, and a decoder with
+cross attention to the encoder's states. Activations are float32 on a CPU.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from engine.multimodal.inputs import MediaTensors
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WhisperEncoderSpec:
-    """Sizes of an encoder. `length`: states that it gives, of twice as many frames."""
+    """Sizes of an encoder. `length` is the number of states of a window of twice as many frames."""
 
     num_mels: int
     hidden_size: int
@@ -68,7 +68,12 @@ class WhisperEncoderSpec:
 
 
 class WhisperEncoder:
-    """Log-mel frames of one window in, hidden states out."""
+    """Whisper's encoder.
+
+    Attributes:
+        spec: its sizes.
+        norm: the last norm.
+    """
 
     def __init__(
         self,
@@ -79,16 +84,16 @@ class WhisperEncoder:
         norm: str = "layer_norm",
         positions: Tensor | None = None,
     ) -> None:
-        """Reads all weights; `prefix`: of their names. Raises `ModelLoadError`.
+        """Read all weights, whose names begin with `prefix`. Raises `ModelLoadError`.
 
         Args:
-            norm: name of the last one.
-            positions: float32 [length, hidden]; None: they are among the weights.
+            norm: the name of the last norm.
+            positions: float32 [length, hidden]; None if they are among the weights.
         """
         self.spec, self._loader = spec, loader
         hidden = spec.hidden_size
         dtype = loader.ops.activation_dtype(loader.dtype)
-        # A convolution is a product of all windows of three columns.
+        # A convolution is a matrix product with all windows of three frames.
         self._convolutions = [
             loader.pack(
                 loader.tensor(f"{prefix}{name}.weight", (hidden, channels, 3)).flatten(1),
@@ -106,11 +111,11 @@ class WhisperEncoder:
         self.norm = _layer_norm(spec, loader, f"{prefix}{norm}")
 
     def __call__(self, features: Tensor) -> Tensor:
-        """[length, hidden] of log-mel values [num_mels, 2 * length]."""
+        """Return normed states [length, hidden] of log-mel values [num_mels, 2 * length]."""
         return self.norm(self.states(features, self.spec.length))
 
     def check_features(self, features: Tensor, multiple: int = 1) -> None:
-        """Raise `InvalidRequest` unless features are [num_mels, n * multiple], n at least 1."""
+        """Raise `InvalidRequest` unless features are [num_mels, n * multiple] with n at least 1."""
         num_mels = self.spec.num_mels
         is_shaped = features.ndim == 2 and features.shape[0] == num_mels
         if not is_shaped or not features.shape[1] or features.shape[1] % multiple:
@@ -119,12 +124,14 @@ class WhisperEncoder:
             )
 
     def states(self, features: Tensor, num_states: int) -> Tensor:
-        """The first states, [num_states, hidden] before the last norm, which see no others."""
+        """Return the first states before the last norm, [num_states, hidden]. They don't attend to
+        later ones.
+        """
         return self.batch_states(features[None], num_states)[0]
 
     def batch_states(self, features: Tensor, num_states: int) -> Tensor:
-        """The same of several windows, [n, num_mels, num_frames], which may be shorter than the
-        encoder's: [n, num_states, hidden].
+        """Return the first states before the last norm, [n, num_states, hidden], of n windows
+        [n, num_mels, num_frames], which may be shorter than the encoder's window.
         """
         x = features.to(self._positions).transpose(1, 2)
         for convolution, stride in zip(self._convolutions, (1, 2), strict=True):
@@ -138,7 +145,10 @@ class WhisperEncoder:
 
 
 def find_encoder(weights: Weights, *prefixes: str) -> str:
-    """Prefix of an encoder's weights in this checkpoint. Raises `ModelLoadError`."""
+    """Return the prefix in `prefixes` that an encoder's weights have in this checkpoint.
+
+    Raises `ModelLoadError` if none does.
+    """
     for prefix in prefixes:
         if f"{prefix}conv1.weight" in weights:
             return prefix
@@ -154,7 +164,7 @@ def _layer_norm(spec: WhisperEncoderSpec, loader: WeightLoader, name: str) -> La
 
 
 def make_encoder_layer(spec: WhisperEncoderSpec, loader: WeightLoader, name: str) -> VisionLayer:
-    """A layer of the encoder; `name`: how its weights' names begin. Raises `ModelLoadError`."""
+    """Load an encoder layer, whose weights' names begin with `name`. Raises `ModelLoadError`."""
     hidden, inner = spec.hidden_size, spec.intermediate_size
 
     def linear(*parts: str, rows: int, columns: int) -> Callable[[Tensor], Tensor]:
@@ -184,10 +194,10 @@ def make_encoder_layer(spec: WhisperEncoderSpec, loader: WeightLoader, name: str
 
 
 class WhisperModel(EncoderDecoder):
-    """The decoder with its encoder, whose states it keeps as keys and values in the KV cache."""
+    """Whisper's encoder and decoder; the KV cache contains keys and values of encoder states."""
 
     encoder_spec: WhisperEncoderSpec
-    #: By layer, see `CrossAttention`.
+    #: Heads by layer, see `CrossAttention`.
     alignment_heads: dict[int, tuple[int, ...]]
     logits_processors: ClassVar = ("engine.sampling.whisper_timestamps:WhisperTimestamps",)
 
@@ -200,11 +210,13 @@ class WhisperModel(EncoderDecoder):
 
     @torch.inference_mode()
     def encode_to_cache(self, tensors: MediaTensors, block_ids: list[int]) -> None:
-        """Encode one window, and write each layer's keys and values of its states to blocks.
+        """Encode one window, and write the keys and values of its states for each layer to blocks.
 
         Args:
             tensors: `features`, float32 [num_mels, 2 * length].
             block_ids: blocks of the cross-attention group, in order.
+
+            Raises `InvalidRequest` for features of another shape.
         """
         spec, features = self.encoder_spec, tensors.get(FEATURES)
         shape = (spec.num_mels, 2 * spec.length)

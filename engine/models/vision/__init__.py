@@ -1,1 +1,1 @@
-"""Models that see: native vision towers, their connectors, and the decoder behind them."""
+"""Vision-language models: vision towers, their connectors, and the decoder with an encoder."""

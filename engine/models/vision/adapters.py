@@ -1,4 +1,4 @@
-"""Linear layers of encoders that adapters may change, while one picture is encoded."""
+"""LoRA on the linear layers of an encoder, applied while one item is encoded."""
 
 from __future__ import annotations
 
@@ -17,18 +17,21 @@ from kernels.lora import PackedLora
 
 @dataclass(slots=True)
 class EncoderLora:
-    """What an adapter adds to an encoder's linear layers, by the names of their first parts; empty:
-    nothing. One call at a time.
+    """The adapter of the current call of an encoder, which must not be called concurrently.
+
+    Attributes:
+        deltas: its additions to linear layers, by the names of their first parts; empty without an
+            adapter.
     """
 
     deltas: Mapping[str, PackedLora] = field(default_factory=dict)
 
 
 class EncoderLinear(LinearLayer):
-    """A linear layer all of whose rows get what the adapter adds."""
+    """A linear layer that adds the current adapter's output to all rows."""
 
     def __init__(self, ops: KernelSet, layer: LinearLayer, name: str, lora: EncoderLora) -> None:
-        """`name`: of its first part."""
+        """`name` is that of the first part, by which `lora` has the addition."""
         self._ops, self._layer, self._name, self._lora = ops, layer, name, lora
         self.in_features, self.out_features = layer.in_features, layer.out_features
         self.nbytes = layer.nbytes
@@ -54,8 +57,8 @@ class AdaptableEncoder:
     """An encoder's linear layers, by the names of their first parts.
 
     Attributes:
-        linears, layers: described, and as they were loaded.
-        lora: what the adapter adds with which a picture is being encoded.
+        linears, layers: descriptions of the layers, and the loaded layers.
+        lora: the adapter of the current call.
     """
 
     linears: dict[str, FusedLinear] = field(default_factory=dict)
@@ -64,10 +67,10 @@ class AdaptableEncoder:
 
 
 class EncoderLoader(WeightLoader):
-    """Loads an encoder whose layers adapters may change, which are noted in `encoder`."""
+    """Loads an encoder, and registers its linear layers in `encoder` for adapters."""
 
     def __init__(self, encoder: AdaptableEncoder, *arguments: Any) -> None:
-        """`arguments`: those of `WeightLoader`."""
+        """`arguments` are those of `WeightLoader`."""
         super().__init__(*arguments)
         self._encoder = encoder
 

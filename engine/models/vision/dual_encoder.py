@@ -1,5 +1,5 @@
-"""CLIP (arXiv 2103.00020) and SigLIP (arXiv 2303.15343): a tower of texts and one of pictures,
-whose vectors share a space.
+"""CLIP (arXiv 2103.00020) and SigLIP (arXiv 2303.15343): a text tower and a vision tower, whose
+vectors are in the same space.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ class _Names(EncoderNames):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DualEncoderSpec(EncoderSpec):
-    """Both towers; the sizes are those of the texts', `hidden_size` is that of the vectors.
+    """The spec of both towers. `hidden_size` is the vectors' size, others are the text tower's.
 
     Attributes:
-        text, vision: config.json's parts, with their defaults.
+        text, vision: `text_config` and `vision_config` with their defaults.
         transposed: see `DecoderSpec`.
-        round_attention: the same, and linear layers round their inputs, too.
+        round_attention: see `DecoderSpec`; linear layers round their inputs, too.
     """
 
     text: Config
@@ -55,12 +55,14 @@ class DualEncoderSpec(EncoderSpec):
 
     @property
     def is_clip(self) -> bool:
-        """CLIP: causal texts, a class token. Else SigLIP: texts that are padded, pooled patches."""
+        """Whether this is CLIP, with causal texts and a class token. Otherwise it is SigLIP, with
+        padded texts and attention pooling of patches.
+        """
         return self.architecture == "CLIPModel"
 
 
 def dual_encoder_spec(raw: Config) -> DualEncoderSpec:
-    """From config.json. Raises `ModelLoadError`."""
+    """Build the spec from config.json. Raises `ModelLoadError` for an invalid one."""
     config = complete_config(raw)
     text, vision = config["text_config"], config["vision_config"]
     architecture = str(raw["architectures"][0])
@@ -88,7 +90,9 @@ def dual_encoder_spec(raw: Config) -> DualEncoderSpec:
 
 
 class DualEncoder(NativeEncoder):
-    """Gives each token the vector of its text so far, and a picture's one token the picture's."""
+    """A model that returns for a token the vector of its text, and for an image's one token that of
+    the image.
+    """
 
     spec: DualEncoderSpec
 
@@ -153,7 +157,10 @@ class DualEncoder(NativeEncoder):
         return vectors
 
     def _text_vectors(self, token_ids: Tensor) -> Tensor:
-        """[n, length, size] from int64 [n, length]; of SigLIP the last token's is a text's."""
+        """Return vectors [n, length, size] of token ids, int64 [n, length].
+
+        With CLIP they are those of the text up to each token, with SigLIP that of the whole text.
+        """
         count, length = token_ids.shape
         if self.spec.is_clip:
             states = self._text(token_ids)
@@ -167,7 +174,7 @@ class DualEncoder(NativeEncoder):
 
     @torch.inference_mode()
     def encode(self, kind: str, tensors: MediaTensors) -> Tensor:
-        """[1, size] of one picture."""
+        """Return the vector of one image, [1, size]. Raises `InvalidRequest` for other kinds."""
         if kind != "image":
             raise InvalidRequest(f"{self.spec.architecture} takes no {kind}.", param="messages")
         pixels = torch.from_numpy(tensors["pixel_values"].copy())
@@ -184,16 +191,16 @@ class DualEncoder(NativeEncoder):
 def _linear(
     loader: WeightLoader, name: str, tower: TowerSpec, spec: EncoderSpec, *, bias: bool
 ) -> Transform:
-    """From a tower's states to vectors."""
+    """Load the projection of a tower's states to vectors."""
     part = LinearPart(name, spec.hidden_size)
     return loader.linear(FusedLinear(parts=(part,), columns=tower.hidden_size, bias=bias))
 
 
 class AttentionPool:
-    """SigLIP's end: one learned query attends to all patches."""
+    """SigLIP's pooling: one learned query attends to all patches, followed by an MLP."""
 
     def __init__(self, tower: VisionTower, loader: WeightLoader) -> None:
-        """Reads all weights. Raises `ModelLoadError`."""
+        """Read all weights. Raises `ModelLoadError`."""
         spec = tower.spec
         name, hidden = f"{spec.prefix}head.", spec.hidden_size
         self._num_heads = spec.num_heads
@@ -218,7 +225,7 @@ class AttentionPool:
         )
 
     def __call__(self, states: Tensor) -> Tensor:
-        """[n, hidden] from [n, patches, hidden]."""
+        """Return [n, hidden] of states [n, patches, hidden]."""
         count, length, hidden = states.shape
         keys_values = self._keys_values(states.flatten(0, 1))
         keys, values = keys_values.view(count, length, 2, self._num_heads, -1).permute(

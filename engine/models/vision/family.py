@@ -1,4 +1,4 @@
-"""Families of vision models, and the decoder with a vision encoder in front of it."""
+"""`VisionFamily`, the encoder of a multimodal model, and `VisionDecoder`, a decoder with one."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from engine.multimodal.inputs import EMBEDS, MediaTensors
 from engine.quantization.packing import make_quant_scheme
 from kernels.lora import PackedLora
 
-#: What rounds the weights of an encoder, too: 4 bits would cost it too much.
+#: Quantization methods that also apply to encoders, where 4 bits would be too inaccurate.
 ENCODER_METHODS = ("int8", "fp8")
-#: `model_type` of a text part -> the architecture that runs it.
+#: `model_type` of a `text_config` -> its architecture.
 _TEXT_ARCHITECTURES = {
     "llama": "LlamaForCausalLM",
     "mistral": "MistralForCausalLM",
@@ -43,8 +43,8 @@ _TEXT_ARCHITECTURES = {
 }
 
 
-#: How names of a causal language model begin, in a checkpoint of its own and within a larger one:
-#: what stands before those outside `model.`, and what replaces `model.` itself.
+#: Prefixes of a language model's weights in a multimodal checkpoint: for names outside of `model.`,
+#: and in place of `model.`.
 _TEXT_PREFIXES = (
     ("", "model."),
     ("language_model.", "language_model.model."),
@@ -59,14 +59,14 @@ _TEXT_PREFIXES = (
 
 
 class VisionFamily(ABC):
-    """A vision tower, its connector, and how both are found in a checkpoint.
+    """The encoder and connector of a multimodal model's architecture.
 
     Attributes:
-        kinds: of media that `encode` takes, beside videos.
-        takes_videos: whether `encode` takes several frames.
-        prunable: kinds whose vectors may be left out, see `engine.multimodal.pruning`.
+        kinds: kinds of media that `encode` supports, except videos.
+        takes_videos: whether `encode` supports videos.
+        prunable: kinds whose vectors can be pruned, see `engine.multimodal.pruning`.
         bidirectional_span: see `DecoderSpec`.
-        ignored_prefixes: of weights that belong to parts that aren't run.
+        ignored_prefixes: prefixes of the weights of unused parts.
     """
 
     kinds: ClassVar[tuple[str, ...]] = ("image",)
@@ -76,27 +76,28 @@ class VisionFamily(ABC):
     ignored_prefixes: ClassVar[tuple[str, ...]] = ()
 
     def __init__(self, config: Config) -> None:
-        """`config`: config.json with the defaults of its parts filled in."""
+        """`config` is config.json with the defaults of its parts filled in."""
         self.config = config
 
     @abstractmethod
     def load(self, loader: WeightLoader) -> None:
-        """Read the tower and the connector. Raises `ModelLoadError`."""
+        """Read the weights of encoder and connector. Raises `ModelLoadError`."""
 
     @abstractmethod
     def encode(self, tensors: dict[str, Tensor]) -> Tensor:
-        """[num_vectors, hidden] of one picture, from what `transformers`' processor makes of it."""
+        """Return the vectors [num_vectors, hidden] of one item, given its processor's tensors."""
 
     @property
     def part_folders(self) -> list[tuple[str, str]]:
-        """Folders that hold weights which the checkpoint lacks: how their names begin here, and the
-        folder.
-        """
+        """Folders with weights that the checkpoint lacks: (prefix of their names here, folder)."""
         return []
 
     @property
     def text_config(self) -> Config:
-        """config.json of the text part, as if it were a separate checkpoint."""
+        """The text model's config.json, as if it were a separate checkpoint.
+
+        Raises `ModelLoadError` for an unsupported `model_type`.
+        """
         text = dict(self.config["text_config"])
         kind = str(text.get("model_type"))
         architecture = _TEXT_ARCHITECTURES.get(kind)
@@ -113,15 +114,15 @@ class VisionFamily(ABC):
 
 
 class VisionDecoder(NativeDecoder):
-    """A decoder whose prompts may hold pictures, or sound."""
+    """A decoder whose prompts may contain images, videos or audio."""
 
     family: VisionFamily
-    #: What adapters may change of the family's encoder.
+    #: The linear layers of the family's encoder, for adapters.
     encoder: AdaptableEncoder
 
     @property
     def hears(self) -> bool:
-        """Whether its prompts may contain audio, and no pictures."""
+        """Whether its prompts may contain audio."""
         return "audio" in self.family.kinds
 
     @property
@@ -131,7 +132,7 @@ class VisionDecoder(NativeDecoder):
 
     @property
     def prunable(self) -> tuple[str, ...]:
-        """Kinds of media whose vectors may be left out."""
+        """Kinds of media whose vectors can be pruned."""
         return self.family.prunable
 
     @property
@@ -155,7 +156,7 @@ class VisionDecoder(NativeDecoder):
     def encode_with_adapter(
         self, kind: str, tensors: MediaTensors, deltas: Mapping[str, PackedLora]
     ) -> Tensor:
-        """As `encode`, with what an adapter adds to the encoder's linear layers."""
+        """Like `encode`, with an adapter's additions to the encoder's linear layers."""
         self.encoder.lora.deltas = deltas
         try:
             return self.encode(kind, tensors)
@@ -174,10 +175,10 @@ class VisionDecoder(NativeDecoder):
 
 
 def locate_text(spec: DecoderSpec, weights: Any) -> DecoderSpec | None:
-    """The text part's spec with the names that its weights have in this checkpoint.
+    """Return the text model's spec with the names of its weights in this checkpoint, or None if
+    they have none of the known names.
 
-    Programs that train and merge write a text part under the larger model's names, and the other
-    way round. None: they are under no known names.
+    Training and merging tools save a text model with the multimodal model's names and vice versa.
     """
     for head_prefix, body_prefix in _TEXT_PREFIXES:
         names = _prefixed(spec.names, head_prefix, body_prefix)
@@ -187,7 +188,7 @@ def locate_text(spec: DecoderSpec, weights: Any) -> DecoderSpec | None:
 
 
 def _prefixed(names: WeightNames, head_prefix: str, body_prefix: str) -> WeightNames:
-    """Names of a causal language model that lies in a larger one."""
+    """Return a language model's names with the prefixes of `_TEXT_PREFIXES`."""
 
     def renamed(name: str) -> str:
         if name.startswith("model."):
@@ -206,21 +207,21 @@ def _prefixed(names: WeightNames, head_prefix: str, body_prefix: str) -> WeightN
 
 
 def clip_tower(vision: Config, prefix: str) -> VisionSpec:
-    """CLIP's vision tower."""
+    """Return the spec of CLIP's vision tower."""
     return make_tower_spec(
         vision, prefix, class_token=True, patch_bias=False, first_norm="pre_layrnorm", eps=1e-5
     )
 
 
 def siglip_tower(vision: Config, prefix: str) -> VisionSpec:
-    """SigLIP's vision tower, and those made of it."""
+    """Return the spec of SigLIP's vision tower."""
     return make_tower_spec(vision, prefix, last_norm="post_layernorm", eps=1e-6)
 
 
 def make_tower_spec(vision: Config, prefix: str, *, eps: float, **particulars: Any) -> VisionSpec:
-    """The tower of a `vision_config` whose sizes have CLIP's names.
+    """Return the spec of a `vision_config` with CLIP's field names.
 
-    `eps`: of its norms where it says none; `particulars`: further fields of `VisionSpec`.
+    `eps` is the default of `layer_norm_eps`, `particulars` are further fields of `VisionSpec`.
     """
     return VisionSpec(
         prefix=prefix,
@@ -238,7 +239,7 @@ def make_tower_spec(vision: Config, prefix: str, *, eps: float, **particulars: A
 
 
 def activation_name(config: Config) -> str:
-    """A tower's `hidden_act` by the kernels' name. Raises `ModelLoadError`."""
+    """Return the kernels' name of a tower's `hidden_act`. Raises `ModelLoadError`."""
     name = str(config.get("hidden_act", "gelu"))
     act = "quick_gelu" if name == "quick_gelu" else ACTIVATIONS.get(name)
     if act is None:
@@ -249,7 +250,7 @@ def activation_name(config: Config) -> str:
 
 
 def tower_of(config: Config, prefix: str) -> VisionSpec:
-    """The tower that `vision_config` describes."""
+    """Return the spec of `vision_config`. Raises `ModelLoadError` unless it is CLIP or SigLIP."""
     vision = config["vision_config"]
     kinds = {"clip_vision_model": clip_tower, "siglip_vision_model": siglip_tower}
     kind = str(vision.get("model_type"))
@@ -262,7 +263,10 @@ def tower_of(config: Config, prefix: str) -> VisionSpec:
 
 
 def find_prefix(weights: Any, *prefixes: str) -> str:
-    """Prefix of the tower's weights in this checkpoint. Raises `ModelLoadError`."""
+    """Return the prefix in `prefixes` that the tower's weights have in this checkpoint.
+
+    Raises `ModelLoadError` if none does.
+    """
     for prefix in prefixes:
         if f"{prefix}embeddings.patch_embedding.weight" in weights:
             return prefix

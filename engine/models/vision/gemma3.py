@@ -1,4 +1,6 @@
-"""Gemma 3 (arXiv 2503.19786): SigLIP's patches, pooled; a picture's tokens see each other."""
+"""Gemma 3 (arXiv 2503.19786): SigLIP with average pooling; an image's tokens attend to each other
+in both directions.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,7 @@ from engine.models.weight_loader import WeightLoader
 
 
 class Gemma3(VisionFamily):
-    """Pictures of one size, each a square of patches that becomes a smaller square of tokens."""
+    """Images of one size, whose square of patches is pooled to a smaller square of tokens."""
 
     _tower: VisionTower
     _norm: RMSNorm

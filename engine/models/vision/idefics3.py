@@ -1,4 +1,4 @@
-"""Idefics3 (arXiv 2408.12637) and SmolVLM: SigLIP's patches, several joined to one token."""
+"""Idefics3 (arXiv 2408.12637) and SmolVLM: SigLIP, `scale_factor`^2 patches per token."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from engine.models.weight_loader import WeightLoader
 
 
 class Idefics3(VisionFamily):
-    """A picture as tiles and as a whole, each of one size, padded at the right and below."""
+    """An image's tiles and the whole image, of one size, padded at the right and the bottom."""
 
     prunable = ("image",)
     _tower: VisionTower
@@ -42,7 +42,7 @@ class Idefics3(VisionFamily):
         return self._projection(joined.flatten(0, 1))
 
     def _patch_mask(self, pixels: Tensor, mask: Tensor | None) -> Tensor:
-        """bool [n, rows, columns]: patches that hold some of the picture."""
+        """Return bool [n, rows, columns]: which patches contain pixels that aren't padding."""
         size = self._tower.spec.patch_size
         count, _, height, width = pixels.shape
         if mask is None:
@@ -51,7 +51,9 @@ class Idefics3(VisionFamily):
         return mask.unfold(1, size, size).unfold(2, size, size).sum(dim=(-1, -2)) > 0
 
     def _positions(self, patches: Tensor) -> Tensor:
-        """[n, num_patches, hidden]: by the patches' places relative to the picture's sides."""
+        """Return position embeddings [n, num_patches, hidden] by the patches' fractional
+        coordinates in the unpadded image.
+        """
         side = self._tower.spec.patches_per_side
         boundaries = torch.arange(1 / side, 1.0, 1 / side, device=patches.device)
 

@@ -1,5 +1,5 @@
-"""InternVL 2.5 and 3 (arXiv 2412.05271, 2504.10479): tiles of one size, four patches joined to one
-token. Checkpoints are `transformers`' own.
+"""InternVL 2.5 and 3 (arXiv 2412.05271, 2504.10479) in checkpoints of `transformers`: tiles of one
+size, by default four patches per token.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ _NAMES = TowerNames(
     batched=True,
     scales=("lambda_1", "lambda_2"),
 )
-#: Of the projector's norm: torch's own.
+#: Epsilon of the projector's norm: torch's default.
 _EPS = 1e-5
 
 
 class InternVL(VisionFamily):
-    """A picture as tiles and as a whole; frames of a video are as tiles."""
+    """An image's tiles and the whole image; a video's frames are encoded like tiles."""
 
     takes_videos = True
     prunable = ("image", "video")
@@ -91,5 +91,5 @@ class InternVL(VisionFamily):
 
 
 def _side(size: int | list[int]) -> int:
-    """Pixels of a side of a square, which InternVL's configurations give twice."""
+    """Return a square's side in pixels, which InternVL's configs may have as [height, width]."""
     return int(size if isinstance(size, int) else size[0])

@@ -1,4 +1,4 @@
-"""LLaVA-1.5 (arXiv 2310.03744) and LLaVA-NeXT: CLIP's patches through an MLP of two layers."""
+"""LLaVA-1.5 (arXiv 2310.03744) and LLaVA-NeXT: CLIP, and an MLP of two layers as the connector."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ TOWER_PREFIXES = (
 
 
 class Llava(VisionFamily):
-    """Pictures of one size; each patch is a token."""
+    """Images of one size; each patch becomes a token."""
 
     prunable: ClassVar[tuple[str, ...]] = ("image",)
     _tower: VisionTower
@@ -53,7 +53,7 @@ class Llava(VisionFamily):
         )
 
     def _features(self, pixels: Tensor) -> Tensor:
-        """[n, patches, hidden] of pictures [n, channels, height, width]."""
+        """Return vectors [n, patches, hidden] of images [n, channels, height, width]."""
         states = self._tower.hidden_states(self._tower.embed(pixels), self._layers)
         if self._drops_class:
             states = [state[:, 1:] for state in states]
@@ -65,7 +65,7 @@ class Llava(VisionFamily):
 
 
 class LlavaNext(Llava):
-    """A picture of any size: as a whole, and cut into tiles, with a vector at each row's end."""
+    """An image of any size: the whole image and its tiles, with a learned vector after each row."""
 
     prunable = ()
 
@@ -89,8 +89,9 @@ class LlavaNext(Llava):
         return torch.cat((base, picture.flatten(1, 2).T))
 
     def _grid(self, height: int, width: int) -> tuple[int, int]:
-        """Tiles in a column and in a row: of the resolution that keeps most of the picture, and of
-        those the one that wastes least.
+        """Return the numbers of tiles in a column and in a row. The resolution in
+        `image_grid_pinpoints` is the one that retains most of the image's pixels, among several the
+        one with least padding.
         """
         best, best_fit = (0, 0), (-1, 0)
         for rows, columns in self.config["image_grid_pinpoints"]:
@@ -105,7 +106,9 @@ class LlavaNext(Llava):
 
 
 def _unpadded(picture: Tensor, height: int, width: int) -> Tensor:
-    """[hidden, rows, columns] without the patches that only pad a picture of `height` x `width`."""
+    """Return `picture`, [hidden, rows, columns], without patches that contain only padding of an
+    image of `height` x `width` pixels.
+    """
     rows, columns = picture.shape[1:]
     if width / height > columns / rows:
         padding = (rows - int(round(height * (columns / width), 7))) // 2

@@ -1,7 +1,8 @@
-"""MiniCPM-V 2.6 (arXiv 2408.01800): SigLIP's patches of a picture and its slices, of each of which
-a few learned queries make as many vectors.
+"""MiniCPM-V 2.6 (arXiv 2408.01800): SigLIP, whose patches of an image and of each of its slices are
+resampled by learned queries to `query_num` vectors.
 
-Its code comes with checkpoints; `engine.multimodal.minicpmv` prepares pictures.
+
+`transformers` has no class for it; `engine.multimodal.minicpmv` prepares images.
 """
 
 from __future__ import annotations
@@ -20,12 +21,12 @@ from engine.models.vision.tower import VisionTower
 from engine.models.weight_loader import WeightLoader
 
 _EPS = 1e-6
-#: Of the resampler.
+#: The size of the resampler's heads.
 _HEAD_DIM = 128
 
 
 class MiniCPMV(VisionFamily):
-    """A picture of any shape as a whole and in slices."""
+    """An image of any shape: the whole image and its slices."""
 
     _tower: VisionTower
 
@@ -69,7 +70,7 @@ class MiniCPMV(VisionFamily):
         return torch.cat(parts)
 
     def _position_ids(self, rows: int, columns: int) -> Tensor:
-        """int64 [rows * columns]: the table's entries, by places relative to the sides."""
+        """Return rows of the position table, int64 [rows * columns], by fractional coordinates."""
         side = self._tower.spec.patches_per_side
         boundaries = torch.arange(1 / side, 1.0, 1 / side)
 
@@ -84,7 +85,7 @@ class Resampler:
     """Learned queries that attend to a slice's patches."""
 
     def __init__(self, loader: WeightLoader, *, num_queries: int, size: int, columns: int) -> None:
-        """Reads all weights: `size` of the vectors, `columns` of the patches' states.
+        """Read all weights. `size` is that of the vectors, `columns` that of the patches' states.
 
         Raises `ModelLoadError`.
         """
@@ -117,7 +118,7 @@ class Resampler:
         self._projection = loader.pack(projection.T.contiguous(), None)
 
     def __call__(self, states: Tensor, rows: int, columns: int) -> Tensor:
-        """[n * queries, size] from [n, rows * columns, hidden]."""
+        """Return vectors [n * queries, size] of states [n, rows * columns, hidden]."""
         count = len(states)
         x = self._input_norm(self._input(states.flatten(0, 1)))
         placed = x.unflatten(0, (count, -1)) + sine_positions(rows, columns, self._size).to(x)
@@ -129,12 +130,14 @@ class Resampler:
         return self._projection(self._output_norm(vectors))
 
     def _by_head(self, x: Tensor) -> Tensor:
-        """[n, heads, length, head_dim] of [n, length, size]."""
+        """Reshape [n, length, size] to [n, heads, length, head_dim]."""
         return x.unflatten(-1, (self._num_heads, -1)).transpose(1, 2)
 
 
 def sine_positions(rows: int, columns: int, size: int) -> Tensor:
-    """float32 [rows * columns, size]: sines and cosines of the column, then of the row."""
+    """Return positions, float32 [rows * columns, size]: sines and cosines of the column, then those
+    of the row.
+    """
     frequencies = 1.0 / 10000.0 ** (torch.arange(size // 4, dtype=torch.float32) / (size / 4))
     grid = torch.cartesian_prod(torch.arange(rows), torch.arange(columns)).flip(1)
     angles = grid[:, :, None].float() * frequencies

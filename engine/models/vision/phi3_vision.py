@@ -1,6 +1,7 @@
-"""Phi-3-vision and Phi-3.5-vision (arXiv 2404.14219): CLIP's patches of a picture and its tiles.
+"""Phi-3-vision and Phi-3.5-vision (arXiv 2404.14219): CLIP over an image and its tiles.
 
-Their code comes with checkpoints; `engine.multimodal.phi3_vision` prepares pictures.
+
+`transformers` has no class for them; `engine.multimodal.phi3_vision` prepares images.
 """
 
 from __future__ import annotations
@@ -22,12 +23,12 @@ _PREFIX = "model.vision_embed_tokens."
 
 
 class Phi3Vision(VisionFamily):
-    """Four patches become one vector. Rows of tiles end with a learned vector, and another stands
-    between the tiles and the whole.
+    """Four patches per vector. Each row ends with a learned vector, and another separates the tiles
+    from the whole image.
     """
 
     ignored_prefixes = (
-        f"{_PREFIX}wte.",  # the text's embedding again
+        f"{_PREFIX}wte.",  # a copy of the text embedding
         f"{_PREFIX}img_processor.vision_model.post_layernorm.",
     )
     _tower: VisionTower
@@ -82,6 +83,6 @@ class Phi3Vision(VisionFamily):
         return self._projection(torch.cat(parts))
 
     def _with_row_ends(self, picture: Tensor) -> Tensor:
-        """[rows * (columns + 1), size] of [rows, columns, size]."""
+        """Append a vector to each row: [rows, columns, size] -> [rows * (columns + 1), size]."""
         ends = self._row_end.to(picture).expand(len(picture), 1, -1)
         return torch.cat((picture, ends), dim=1).flatten(0, 1)

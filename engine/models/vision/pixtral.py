@@ -1,4 +1,6 @@
-"""Pixtral (arXiv 2410.07073) and Mistral 3: pictures of any size, in rows of patches."""
+"""Pixtral (arXiv 2410.07073) and Mistral 3: a vision tower with rotary embedding by row and column,
+for images of any size.
+"""
 
 from __future__ import annotations
 
@@ -20,10 +22,10 @@ _EPS = 1e-5
 
 
 class PixtralTower:
-    """Patches of a picture attend to all others of it."""
+    """A vision tower in which all patches of an image attend to each other."""
 
     def __init__(self, vision: Config, prefix: str, loader: WeightLoader) -> None:
-        """Reads all weights. Raises `ModelLoadError`."""
+        """Read all weights. Raises `ModelLoadError`."""
         self._prefix, self._loader = prefix, loader
         self.hidden_size, self.patch_size = int(vision["hidden_size"]), int(vision["patch_size"])
         self._inner = int(vision["intermediate_size"])
@@ -38,7 +40,7 @@ class PixtralTower:
         head_dim = self.hidden_size // self._num_heads
         theta = float(vision["rope_parameters"]["rope_theta"])
         steps = torch.arange(0, head_dim, 2, dtype=torch.float) / head_dim
-        #: Rows and columns take turns.
+        #: [2, head_dim / 4], for rows and for columns, which have alternate frequencies.
         self._inverse = (1.0 / theta**steps).view(-1, 2).T
 
     def _norm(self, name: str) -> Norm:
@@ -69,11 +71,11 @@ class PixtralTower:
         )
 
     def hidden_states(self, pixels: Tensor, layers: tuple[int, ...]) -> Tensor:
-        """[rows, columns, hidden * len(layers)]: what the layers `layers` return of each patch.
+        """Return the states of each patch after `layers`, [rows, columns, hidden * len(layers)].
 
         Args:
-            pixels: float32 [channels, height, width], multiples of the patch's size.
-            layers: 0 is the input of the first; negative ones count from the last.
+            pixels: float32 [channels, height, width], multiples of the patch size.
+            layers: 0 is the first layer's input; negative indices count from the last layer.
         """
         size, num_states = self.patch_size, len(self._layers) + 1
         patches = pixels.unfold(1, size, size).unfold(2, size, size)
@@ -91,7 +93,7 @@ class PixtralTower:
 
 
 class Pixtral(VisionFamily):
-    """Each patch is a token; with Mistral 3, each square of `spatial_merge_size` patches a side."""
+    """Each patch, or with Mistral 3 each square of `spatial_merge_size`^2, becomes a token."""
 
     _tower: PixtralTower
     _projector: Transform
@@ -137,6 +139,6 @@ class Pixtral(VisionFamily):
         return self._projector(x.flatten(0, -2))
 
     def _joined(self, x: Tensor) -> Tensor:
-        """[rows, columns, hidden] -> [n, hidden * merge^2], the squares row by row."""
+        """Join squares of patches, row by row: [rows, columns, hidden] -> [n, hidden * merge^2]."""
         squares = x.unfold(0, self._merge, self._merge).unfold(1, self._merge, self._merge)
         return squares.flatten(0, 1).flatten(1)

@@ -1,7 +1,5 @@
 """Qwen2-VL (arXiv 2409.12191), Qwen2.5-VL (arXiv 2502.13923) and Qwen3-VL (arXiv 2511.21631):
-pictures of any size.
-
-Patches are rotated by row and column. In Qwen2.5-VL most layers attend within windows.
+vision towers with rotary embedding by row and column, for images of any size.
 """
 
 from __future__ import annotations
@@ -25,8 +23,8 @@ _EPS = 1e-6
 
 
 class Qwen2VL(VisionFamily):
-    """All patches of a picture, or of two frames, attend to each other; four neighbours become one
-    token.
+    """All patches of an image, or of two frames, attend to each other; `spatial_merge_size`^2
+    neighbors become one token.
     """
 
     takes_videos = True
@@ -115,15 +113,12 @@ class Qwen2VL(VisionFamily):
         return self._merger(self._merger_norm(x).view(-1, self._hidden * self._merge**2))
 
     def _angles(self, coordinates: Tensor) -> Tensor:
-        """[n, head_dim / 2]: by which each patch is rotated.
-
-        `coordinates`: int64 [n, 2], the row and the column of each patch.
-        """
+        """Return angles [n, head_dim / 2], given each patch's row and column, int64 [n, 2]."""
         return (coordinates[:, :, None].float() * self._inverse).flatten(1)
 
 
 class ColQwen2(Qwen2VL):
-    """Qwen2-VL that gives each token a short vector (arXiv 2407.01449), and writes nothing."""
+    """Qwen2-VL as a retrieval model with a short vector per token (arXiv 2407.01449)."""
 
     takes_videos = False
 
@@ -132,7 +127,7 @@ class ColQwen2(Qwen2VL):
 
 
 class Qwen25VL(Qwen2VL):
-    """RMS norms, gated MLPs, and windows in all layers but a few."""
+    """Qwen2-VL with RMSNorm, gated MLPs, and attention within windows in most layers."""
 
     def _read_sizes(self) -> None:
         vision = self.config["vision_config"]
@@ -178,8 +173,9 @@ class Qwen25VL(Qwen2VL):
 
 
 class Qwen3VL(Qwen2VL):
-    """Positions from a table; what some layers return is added to the first layers of the decoder
-    (DeepStack, arXiv 2406.04334), so a token's vector is longer than `hidden_size`.
+    """Qwen2-VL with position embeddings and DeepStack (arXiv 2406.04334): states of some layers are
+    added to the hidden states after the decoder's first layers. They are part of a token's vector,
+    which is therefore longer than `hidden_size`.
     """
 
     def _read_sizes(self) -> None:
@@ -201,14 +197,14 @@ class Qwen3VL(Qwen2VL):
         name = f"{self._prefix}pos_embed.weight"
         self._positions = self._loader.vector(name, count, self._hidden)
         self._final_merger = self._join("merger", self._hidden)
-        #: By layer.
+        #: DeepStack's mergers by layer of the tower.
         self._deep_mergers = {
             int(layer): self._join(f"deepstack_merger_list.{index}", self._hidden * self._merge**2)
             for index, layer in enumerate(vision["deepstack_visual_indexes"])
         }
 
     def _join(self, name: str, norm_size: int) -> Transform:
-        """[n, hidden] -> [n / merge^2, text hidden]; the norm is over `norm_size` values."""
+        """Load a merger, [n, hidden] -> [n / merge^2, text hidden], with a norm of `norm_size`."""
         out, joined = int(self.config["text_config"]["hidden_size"]), self._hidden * self._merge**2
         weight, bias = (
             self._loader.vector(f"{self._prefix}{name}.norm.{part}", norm_size)
@@ -251,14 +247,14 @@ class Qwen3VL(Qwen2VL):
 
 
 def frame_starts(grid: Tensor) -> Tensor:
-    """Where each frame of one picture or video begins, int64 [frames + 1]."""
+    """Return the first patch of each frame, then the number of patches, int64 [frames + 1]."""
     frames, rows, columns = grid[0].tolist()
     return torch.arange(frames + 1) * rows * columns
 
 
 def patch_coordinates(grid: Tensor, merge: int) -> Tensor:
-    """int64 [n, 2]: row and column of each patch, in the processor's order: the patches that become
-    one token follow each other.
+    """Return each patch's row and column, int64 [n, 2], in the processor's order, in which patches
+    that become one token are consecutive.
     """
     frames, rows, columns = grid[0].tolist()
     cells = torch.stack(torch.meshgrid(torch.arange(rows), torch.arange(columns), indexing="ij"))

@@ -1,4 +1,4 @@
-"""Architectures that see or hear, by their names in config.json."""
+"""Multimodal architectures by their names in config.json."""
 
 from __future__ import annotations
 
@@ -40,14 +40,14 @@ VISION_FAMILIES: dict[str, type[VisionFamily]] = {
     "UltravoxModel": Ultravox,
     "VoxtralForConditionalGeneration": Voxtral,
 }
-#: `model_type` of families that `transformers` doesn't know, which read config.json themselves.
+#: `model_type` of families without a config class in `transformers`, which have no defaults here.
 _UNKNOWN_TO_TRANSFORMERS = {"minicpmv", "phi3_v"}
 
 
 def find_vision_family(config: dict[str, Any]) -> VisionFamily | None:
-    """The family of a config.json; None: it doesn't see, or nothing here runs it natively.
+    """Return the family of a config.json; None if its architecture isn't in `VISION_FAMILIES`.
 
-    Raises `ModelLoadError` for a value that can't be.
+    Raises `ModelLoadError` for an invalid config.
     """
     names = config.get("architectures") or []
     kind = next((VISION_FAMILIES[name] for name in names if name in VISION_FAMILIES), None)
@@ -55,20 +55,23 @@ def find_vision_family(config: dict[str, Any]) -> VisionFamily | None:
         return None
     completed = complete_config(config)
     if kind is Llava and completed["vision_config"].get("model_type") == "pixtral":
-        # Pixtral's checkpoints have LLaVA's architecture.
+        # Pixtral's checkpoints have LLaVA's architecture name.
         kind = Pixtral
     return kind(completed)
 
 
 def complete_config(config: dict[str, Any]) -> dict[str, Any]:
-    """config.json with the defaults that checkpoints leave out; `transformers` knows them."""
+    """Return config.json with `transformers`' defaults of omitted fields.
+
+    Raises `ModelLoadError` for an invalid config.
+    """
     from transformers import AutoConfig
 
     if config.get("model_type") in _UNKNOWN_TO_TRANSFORMERS:
         return config
     try:
         if config["model_type"] == "ultravox":
-            # `transformers` knows its parts alone.
+            # `transformers` has config classes only for its parts.
             parts = {"text_config": "llama", "audio_config": "whisper"}
             return config | {
                 name: complete_config({"model_type": kind} | config[name])

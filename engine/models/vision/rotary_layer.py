@@ -1,4 +1,4 @@
-"""`RotaryLayer`: of towers whose patches are rotated by row and column: pictures of any size."""
+"""`RotaryLayer`, a layer of vision towers with rotary embedding by row and column."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from kernels import KernelSet
 
 
 class Rotation:
-    """Cosines and sines of [n, head_dim / 2] angles."""
+    """A rotation by angles [n, head_dim / 2]."""
 
     __slots__ = ("_cos", "_sin")
 
@@ -21,7 +21,7 @@ class Rotation:
         self._cos, self._sin = angles.cos()[:, None, None], angles.sin()[:, None, None]
 
     def __call__(self, x: Tensor) -> Tensor:
-        """[n, k, heads, head_dim] rotated: the first half of a head against the second."""
+        """Rotate [n, k, heads, head_dim], the first half of each head with the second."""
         first, second = x.chunk(2, dim=-1)
         cos, sin = self._cos, self._sin
         return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
@@ -29,9 +29,8 @@ class Rotation:
 
 @dataclass(slots=True, kw_only=True)
 class RotaryLayer:
-    """Attention and MLP with a norm before each.
-
-    `round_attention`: see `KernelSet.encoder_attention`.
+    """Attention and MLP with a norm before each. For `round_attention` see
+    `KernelSet.encoder_attention`.
     """
 
     ops: KernelSet
@@ -44,14 +43,14 @@ class RotaryLayer:
     num_heads: int
 
     def __call__(self, x: Tensor, rotation: Rotation, sequences: LengthBatches) -> Tensor:
-        """[n, hidden] of the same. `sequences`: patches that attend to each other."""
+        """Return [n, hidden] of x [n, hidden]. Patches attend within each of `sequences`."""
         qkv = self.qkv(self.attention_norm(x)).view(len(x), 3, self.num_heads, -1)
         qkv = torch.cat((rotation(qkv[:, :2]), qkv[:, 2:]), dim=1)
         x = x + self.output(self._attend(qkv, sequences))
         return x + self.mlp(self.mlp_norm(x))
 
     def _attend(self, qkv: Tensor, sequences: LengthBatches) -> Tensor:
-        """[n, 3, heads, head_dim] -> [n, heads * head_dim]: each patch sees its sequence's."""
+        """Return attention within sequences, [n, 3, heads, head_dim] -> [n, heads * head_dim]."""
         ordered = sequences.sorted(qkv)
         parts = []
         for length, first, end in sequences.groups:

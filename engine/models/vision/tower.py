@@ -1,6 +1,6 @@
-"""`VisionTower` and `TextTower`: CLIP, SigLIP and their relatives, described by `TowerSpec`.
+"""`VisionTower` and `TextTower`: CLIP, SigLIP and similar towers, described by `TowerSpec`.
 
-Patches of a picture attend to all others of it. Activations are float32 on a CPU.
+All patches of an image attend to each other. Activations are float32 on a CPU.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from kernels.layers import activation
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TowerNames:
-    """What a checkpoint calls a tower's weights: CLIP's names unless others are given.
+    """Names of a tower's weights in a checkpoint, by default CLIP's.
 
     Attributes:
-        layer: how those of a layer begin.
-        query, key, value, output, attention_norm, mlp_norm: within a layer.
-        batched: whether the class token and the positions have a dimension of 1 for pictures.
-        scales: within a layer, factors of what attention and the MLP add; () where there are none.
+        layer: the prefix of a layer's names.
+        query, key, value, output, attention_norm, mlp_norm: names within a layer.
+        batched: whether class token and positions have a leading batch dimension of 1.
+        scales: names within a layer of the factors of attention's and MLP's outputs; () without.
     """
 
     patches: str = "embeddings.patch_embedding"
@@ -44,17 +44,17 @@ class TowerNames:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TowerSpec:
-    """The layers of a transformer that attend in both directions, or within a mask.
+    """A transformer with bidirectional attention, or with a mask.
 
     Attributes:
-        prefix: of its weights' names.
-        names: of its weights.
-        activation: of the MLP, by the kernels' name.
-        first_norm: a norm before the first layer, by its name, or "".
-        last_norm: a norm after the last layer, by its name, or "".
-        attention_bias: whether queries, keys and values have one.
-        norm: of the layers, "layer" or "rms".
-        qk_norm: whether queries and keys are normed, all heads together.
+        prefix: the prefix of its weights' names.
+        names: the names of its weights.
+        activation: the kernels' name of the MLP's activation, or "quick_gelu".
+        first_norm: the name of the norm before the first layer, or "".
+        last_norm: the name of the norm after the last layer, or "".
+        attention_bias: whether queries, keys and values have biases.
+        norm: the kind of the layers' norms, "layer" or "rms".
+        qk_norm: whether queries and keys are normed, over all heads together.
     """
 
     prefix: str
@@ -77,9 +77,9 @@ class VisionSpec(TowerSpec):
     """A vision transformer.
 
     Attributes:
-        image_size, patch_size: pixels of a side.
-        class_token: a vector before the patches' own, which attends as they do.
-        patch_bias: whether the patch embedding has one.
+        image_size, patch_size: sides in pixels.
+        class_token: whether a learned vector precedes those of the patches.
+        patch_bias: whether the patch embedding has a bias.
     """
 
     image_size: int
@@ -90,15 +90,14 @@ class VisionSpec(TowerSpec):
 
     @property
     def patches_per_side(self) -> int:
-        """Patches in a row of a picture of `image_size`."""
+        """Number of patches in a row of an image of `image_size`."""
         return self.image_size // self.patch_size
 
 
 @dataclass(slots=True)
 class VisionLayer:
-    """Attention and MLP with a norm before each.
-
-    `round_attention`: see `KernelSet.encoder_attention`.
+    """Attention and MLP with a norm before each. For `round_attention` see
+    `KernelSet.encoder_attention`.
     """
 
     ops: KernelSet
@@ -113,8 +112,8 @@ class VisionLayer:
     key_norm: Norm
 
     def __call__(self, x: Tensor, mask: Tensor | None) -> Tensor:
-        """[n, length, hidden] of the same. `mask`: bool, for [n, 1, length, length], keys that
-        count; None: all.
+        """Return [n, length, hidden] of x [n, length, hidden]. `mask` bool, broadcastable to
+        [n, 1, length, length], is True for keys to attend to; None for all.
         """
         batch, length, hidden = x.shape
         qkv = self.qkv(self.attention_norm(x.flatten(0, 1)))
@@ -137,43 +136,43 @@ class VisionLayer:
 
 
 def ungated_activation(name: str) -> Transform:
-    """The kernels' activation of this name, or "quick_gelu"."""
+    """Return the kernels' activation of this name, or CLIP's "quick_gelu"."""
     return _quick_gelu if name == "quick_gelu" else activation(name)
 
 
 def _quick_gelu(x: Tensor) -> Tensor:
-    """CLIP's approximation of GELU."""
-    # As x * sigmoid(1.702 x), with one tensor where that takes three.
+    """CLIP's approximation of GELU, x * sigmoid(1.702 x)."""
+    # The same by SiLU, which needs one temporary tensor instead of three.
     return torch.nn.functional.silu(x * 1.702, inplace=True).mul_(1 / 1.702)
 
 
 @dataclass(frozen=True, slots=True)
 class ScaleChannels:
-    """Multiplication of each channel with its own factor, float32 [hidden]."""
+    """Multiplication of each channel by a factor, float32 [hidden]."""
 
     factors: Tensor
 
     def __call__(self, x: Tensor) -> Tensor:
-        """[n, hidden] of the same."""
+        """Return [n, hidden] of x [n, hidden]."""
         return x * self.factors
 
 
 class Tower:
-    """Norms and layers.
+    """The norms and layers of a `TowerSpec`.
 
     Attributes:
-        last_norm: what follows the last layer.
+        last_norm: the norm after the last layer, which `hidden_states` doesn't apply.
     """
 
     def __init__(self, spec: TowerSpec, loader: WeightLoader) -> None:
-        """Reads all weights. Raises `ModelLoadError`."""
+        """Read all weights. Raises `ModelLoadError`."""
         self.spec, self._loader = spec, loader
         self._first_norm = self.norm(spec.first_norm)
         self._layers = [self._layer(index) for index in range(spec.num_layers)]
         self.last_norm = self.norm(spec.last_norm)
 
     def norm(self, name: str, kind: str = "layer") -> Norm:
-        """The norm of this name within the tower; "" for none. `kind`: "layer" or "rms"."""
+        """Load the norm of this name, "layer" or "rms" by `kind`; `NoNorm` for no name."""
         if not name:
             return NoNorm()
         size, full_name = self.spec.hidden_size, self.spec.prefix + name
@@ -219,13 +218,13 @@ class Tower:
     def hidden_states(
         self, x: Tensor, layers: tuple[int, ...], mask: Tensor | None = None
     ) -> list[Tensor]:
-        """The states that the layers `layers` return, in that order; 0 is the input of the first.
+        """Return the states after `layers`, in that order; 0 is the first layer's input.
 
         Args:
-            x: as `embed` returns them.
-            layers: negative ones count from the last; no layer behind all of them is computed.
-            mask: bool [n, length], patches that count, or [n or 1, 1, length, length], by the patch
-                that attends; None: all.
+            x: [n, length, hidden], the embeddings.
+            layers: negative indices count from the last; later layers than these aren't run.
+            mask: bool, True for patches to attend to, [n, length] or for each query
+                [n or 1, 1, length, length]; None for all.
         """
         total = len(self._layers) + 1
         indices = [layer % total for layer in layers]
@@ -240,17 +239,17 @@ class Tower:
 
 
 class VisionTower(Tower):
-    """Pictures of one size in, hidden states of their patches out."""
+    """A tower over the patches of images."""
 
     spec: VisionSpec
 
     def __init__(self, spec: VisionSpec, loader: WeightLoader) -> None:
-        """Reads all weights. Raises `ModelLoadError`."""
+        """Read all weights. Raises `ModelLoadError`."""
         super().__init__(spec, loader)
         names, prefix, hidden = spec.names, spec.prefix, spec.hidden_size
         shape: tuple[int, ...]
         shape = (hidden, spec.num_channels, spec.patch_size, spec.patch_size)
-        # A convolution whose stride is its width is a product of whole patches.
+        # A convolution whose stride is its width is a matrix product with whole patches.
         weight = loader.tensor(f"{prefix}{names.patches}.weight", shape).flatten(1)
         bias = loader.vector(f"{prefix}{names.patches}.bias", hidden) if spec.patch_bias else None
         self._patches = loader.pack(weight, bias)
@@ -264,12 +263,12 @@ class VisionTower(Tower):
         self.positions = loader.vector(prefix + names.positions, *shape).flatten(0, -2)
 
     def embed(self, pixels: Tensor, positions: Tensor | None = None) -> Tensor:
-        """[n, length, hidden] before the first layer.
+        """Return the embeddings [n, length, hidden].
 
         Args:
-            pixels: float32 [n, channels, height, width], multiples of the patch's size.
-            positions: float [n or 1, num_patches, hidden], those of the patches; None: of a picture
-                of `image_size`.
+            pixels: float32 [n, channels, height, width], multiples of the patch size.
+            positions: float [n or 1, num_patches, hidden], those of the patches; None for the
+                tower's own, for images of `image_size`. With positions there is no class token.
         """
         spec, size = self.spec, self.spec.patch_size
         count, channels = pixels.shape[:2]
@@ -284,10 +283,10 @@ class VisionTower(Tower):
 
 
 class TextTower(Tower):
-    """Texts of one length in, normed hidden states of their tokens out.
+    """A tower over the tokens of texts of the same length.
 
     Attributes:
-        max_length: rows of the table of positions.
+        max_length: the number of positions.
     """
 
     def __init__(
@@ -299,7 +298,10 @@ class TextTower(Tower):
         *,
         causal: bool,
     ) -> None:
-        """`causal`: whether a token attends to those before it alone. Raises as `VisionTower`."""
+        """Read all weights. `causal` is whether a token attends only to itself and earlier ones.
+
+        Raises `ModelLoadError`.
+        """
         super().__init__(spec, loader)
         self._causal, self.max_length = causal, max_length
         name, hidden = f"{spec.prefix}embeddings.", spec.hidden_size
@@ -307,7 +309,7 @@ class TextTower(Tower):
         self._positions = loader.vector(f"{name}position_embedding.weight", max_length, hidden)
 
     def __call__(self, token_ids: Tensor) -> Tensor:
-        """float [n, length, hidden] from int64 [n, length]."""
+        """Return normed states, float [n, length, hidden], of int64 [n, length]."""
         length = token_ids.shape[1]
         mask = None
         if self._causal:
@@ -320,7 +322,7 @@ class TextTower(Tower):
 
 
 def pixel_shuffle(x: Tensor, factor: int) -> Tensor:
-    """[n, side * side, hidden] -> [n, side * side / factor^2, hidden * factor^2]."""
+    """Join squares of patches: [n, side^2, hidden] -> [n, side^2 / factor^2, hidden * factor^2]."""
     count, length, hidden = x.shape
     side = int(length**0.5)
     x = x.view(count, side // factor, factor, side // factor, factor, hidden)
