@@ -1,8 +1,8 @@
 """The native decoder: one implementation of the mainstream families, described by `DecoderSpec`.
 
-What differs between families is decided at load: weights are read by the model's description, and
-both plain layers and the kernels' compiled decoder are made from them; a step asks nothing more.
-Activations are float32 on a CPU whatever the weights' dtype is, and in the weights' dtype on a GPU.
+Differences between families are resolved at load: weights are read by the model's description, and
+both plain layers and the kernels' compiled decoder are built from them. Activations are float32 on
+a CPU whatever the weights' dtype is, and have the weights' dtype on a GPU.
 """
 
 from __future__ import annotations
@@ -71,21 +71,21 @@ class NativeDecoder(SupportsLoRA):
     Args:
         spec: the architecture.
         ops: kernels of the device.
-        weight_dtype: in which linear weights and the embedding are kept.
-        max_model_len: length of the rotary tables.
-        quantization: "int8", "int4" or "fp8": in few bits; None: as the checkpoint has them.
-        round_inputs: let bf16 weights meet activations rounded to bf16, where that is faster.
-        ranks: processes that share the tensors of layers; None: this one has all of them.
-        stage: its layers among those of several processes; None: it has all of them.
-        expert_shard: the experts that this rank has of each layer; None: all of them, or columns
-            of all.
-        reopen_weights: opens the checkpoint again, for experts that are moved here.
+        weight_dtype: the dtype of linear weights and the embedding.
+        max_model_len: the length of the rotary tables.
+        quantization: "int8", "int4" or "fp8" to quantize weights; None for the checkpoint's format.
+        round_inputs: allow rounding activations to bf16 for bf16 weights where it is faster.
+        ranks: processes that share each layer's tensors; None if this one has all of them.
+        stage: this process's stage of the pipeline; None if it has all layers.
+        expert_shard: this rank's experts in each layer; None if it has all of them, or columns of
+            all.
+        reopen_weights: opens the checkpoint again, for experts that are moved to this rank.
 
     Attributes:
-        full_spec: of the whole model.
-        spec: as this rank's layers are.
-        description: of the whole model, with this rank's layers alone.
-        first_layer: the model's number of the first of them.
+        full_spec: the spec of the whole model.
+        spec: the spec of this rank's layers.
+        description: the description of the whole model, but only with this rank's layers.
+        first_layer: the index of the first of these in the model.
 
     Raises `ConfigError` for a model that these ranks can't share.
     """
@@ -132,20 +132,20 @@ class NativeDecoder(SupportsLoRA):
         self._compiled: CompiledDecoder | None = None
         self.weights: list[LayerWeights] = []
         self.layers: list[Layer] = []
-        #: Of the layers that attend, in order, and their KV cache groups.
+        #: KV caches of the layers with attention, in order, and their KV cache groups.
         self.kv_caches: list[LayerCache] = []
         self.group_of: list[int] = []
-        #: By layer, of the encoder's states that it attends to; [] without an encoder.
+        #: By layer, KV caches of the encoder's states; [] without an encoder.
         self.cross_caches: list[LayerCache] = []
-        #: By layer of this stage, for fp8 caches; empty or None: 1.
+        #: By layer of this stage, the scales of fp8 caches; empty or None for 1.
         self.kv_scales: list[KVScales | None] = []
         #: How each layer's weights were converted.
         self.load_report: list[LayerReport] = []
-        #: Of the layers that carry one; None: none does.
+        #: The layers' states; None without any.
         self._states: StateTable | None = None
-        #: For each layer its group, and what it keeps.
+        #: Each layer's KV cache group, and its caches and states.
         self._layer_caches: list[tuple[int, Any]] = []
-        #: Of a model with several hidden states a token; None: there is one.
+        #: For a model with several hidden states per token; None for one.
         self._altup: AltUpEnds | None = None
         self._altup_weights: AltUpModelWeights | None = None
         self._positions: Tensor | None = None
@@ -154,7 +154,7 @@ class NativeDecoder(SupportsLoRA):
         self._embedding_norm_weights = NO_NORM
 
     def encoder_loader(self, weights: Weights) -> WeightLoader:
-        """Of an encoder in front of this decoder, whose weights are kept in `weight_dtype`."""
+        """Return a loader for an encoder before this decoder, with weights in `weight_dtype`."""
         scheme = make_quant_scheme(None, self.round_inputs)
         return WeightLoader(
             self.full_spec, self.ops, self.weight_dtype, self.max_model_len, weights, scheme
@@ -203,7 +203,7 @@ class NativeDecoder(SupportsLoRA):
     def load_experts(
         self, layer: int, requested: Collection[int]
     ) -> dict[int, tuple[LinearLayer, LinearLayer]]:
-        """Some experts of a layer, gate over up and down. Raises `ModelLoadError`."""
+        """Load some experts of a layer, gate over up and down. Raises `ModelLoadError`."""
         block = self.description.layers[layer].mlp
         if self._reopen_weights is None or not isinstance(block, MoeBlock):
             raise RuntimeError(f"Layer {layer} has no experts that can be moved.")
@@ -217,13 +217,13 @@ class NativeDecoder(SupportsLoRA):
         return {expert: experts[expert] for expert in requested}
 
     def join_experts(self) -> None:
-        """Take part in a forward pass of other ranks, which have tokens of their own."""
+        """Take part in a forward pass of other ranks, which have their own tokens."""
         for weights in self.weights:
             if weights.experts is not None:
                 weights.experts(torch.empty((0, self.spec.hidden_size)))
 
     def _load_tables(self, loader: WeightLoader) -> None:
-        """The embedding, what is added to it, and the head."""
+        """Load the embedding, learned positions, the embedding's norm and the output layer."""
         spec, described = self.spec, self.description
         embedding, head = self._resolve_tables(loader)
         self.lm_head = loader.table(head) if self._is_last else AbsentLinear()
@@ -242,17 +242,17 @@ class NativeDecoder(SupportsLoRA):
             self._embedding_norm = make_norm(self.ops, norm, spec.hidden_size, spec.norm_eps)
 
     def use_positions(self, table: Tensor) -> None:
-        """Add the rows of a table, [length, hidden], to embeddings by position."""
+        """Add rows of a table [length, hidden] to embeddings by position."""
         self._positions = table
 
     def _resolve_tables(
         self, loader: WeightLoader
     ) -> tuple[TableDescription | None, TableDescription]:
-        """The embedding, None where it is the head, and the head, as the checkpoint has them."""
+        """Return the checkpoint's embedding (None if the head is used) and output layer."""
         spec, described = self.spec, self.description
         embedding, head = described.embedding, described.head
         if embedding is None and loader.has_packed(spec.names.lm_head):
-            # Tied while it was trained; the head alone was quantised.
+            # Tied in training, but only the output layer was quantized.
             return head, replace(head, name=spec.names.lm_head)
         if embedding is None and loader.has_other_head():
             log.warning(
@@ -271,7 +271,7 @@ class NativeDecoder(SupportsLoRA):
         return embedding, head
 
     def named_tensors(self) -> Iterator[tuple[str, Tensor]]:
-        """All weights that are tensors, by name; shared ones may come more than once."""
+        """Yield all tensors of weights by name; shared ones may be repeated."""
         modules = {
             "lm_head": self.lm_head,
             "embedding": self.embedding,
@@ -295,7 +295,7 @@ class NativeDecoder(SupportsLoRA):
         return self._compiled is not None
 
     def set_kv_scales(self, scales: Sequence[KVScales | None]) -> None:
-        """Use the scales of the whole model's layers and KV heads, as far as they are here."""
+        """Set the scales of this rank's layers and KV heads from those of the whole model."""
         local_scales = scales[self.first_layer : self.first_layer + self.spec.num_layers]
         heads = slice(None) if self.shard is None else self.shard.kv_head_range
         self.kv_scales = [scale and scale.select_heads(heads) for scale in local_scales]
@@ -307,9 +307,9 @@ class NativeDecoder(SupportsLoRA):
         dtype: torch.dtype,
         layout: KVCacheConfig | None = None,
     ) -> None:
-        """Make the caches: [num_blocks, num_kv_heads, block_size, head_dim] for each layer slot.
+        """Allocate caches: [num_blocks, num_kv_heads, block_size, head_dim] for each layer slot.
 
-        Layers of different groups may share a slot, since their blocks always differ.
+        Layers of different groups may share a slot, since they never use the same block.
         """
         attending = self.spec.attention_layers
         if layout is None:
@@ -347,7 +347,7 @@ class NativeDecoder(SupportsLoRA):
         )
 
     def slots_by_stage(self, layout: KVCacheConfig) -> list[set[int]]:
-        """Layer slots of a block that each stage needs."""
+        """Return each stage's layer slots of a block."""
         if self.stage is None:
             return [set(layout.slot_by_layer())]
         stages = stage_layers(self.full_spec.num_layers, self.stage.size, self.stage.partition)
@@ -362,7 +362,7 @@ class NativeDecoder(SupportsLoRA):
         ]
 
     def _keep_by_layer(self, num_state_blocks: int) -> None:
-        """Note what each layer keeps: keys and values, or states."""
+        """Collect each layer's caches: keys and values, states, or both."""
         caches: dict[int, tuple[int, Any]] = {
             layer: (group, cache)
             for layer, group, cache in zip(
@@ -379,21 +379,19 @@ class NativeDecoder(SupportsLoRA):
         for layer, states in enumerate(self.cross_caches):
             group, cache = caches[layer]
             caches[layer] = group, (cache, states)
-        # A layer that is an MLP alone keeps nothing.
+        # A layer with only an MLP has no cache.
         self._layer_caches = [caches.get(layer, (0, None)) for layer in range(self.spec.num_layers)]
 
     def state_tensors(self) -> tuple[Tensor, ...]:
-        """Tensors of all layers' states, whose first dimension is the block; (): no layer has
-        any.
-        """
+        """Tensors of all layers' states, whose first dimension is the block; () without states."""
         return () if self._states is None else self._states.tensors()
 
     def kv_cache_tensors(self) -> list[tuple[Tensor, ...]]:
-        """By layer, those of cross attention last, the tensors whose first dimension is the block;
-        layers may share them.
+        """Tensors by layer, then those of cross-attention, whose first dimension is the block.
+        Layers may share them.
         """
         return [
-            # The scales of an fp8 cache are the layer's, those of an int8 cache the tokens'.
+            # The scales of an fp8 cache belong to the layer, those of an int8 cache to its tokens.
             tuple(
                 tensor
                 for tensor in (cache if cache.keys.dtype == torch.int8 else cache[:2])
@@ -403,13 +401,13 @@ class NativeDecoder(SupportsLoRA):
         ]
 
     def release_kv(self) -> None:
-        """Let the caches and states go, until `allocate_kv` makes new ones."""
+        """Release the caches and states; `allocate_kv` allocates new ones."""
         self.kv_caches, self.cross_caches, self._compiled = [], [], None
         self._layer_caches, self._states = [], None
 
     def compile_step(self, tables: BatchTables, taps: tuple[int, ...] = ()) -> CompiledStep | None:
-        """Whole decode steps in one call over the running batch, which tell of what the layers
-        `taps` begin with; None: not this model.
+        """Return steps over the running batch that run in one call each, and that return the inputs
+        of the layers `taps`; None if the model isn't supported.
         """
         spec = self.spec
         if self._compiled is None or self._embedding_norm is not None or spec.logit_soft_cap:
@@ -430,7 +428,7 @@ class NativeDecoder(SupportsLoRA):
         weights = self.weights[layer]
         if self.lora_slots is None:
             return linears_of(weights) | latent_heads(weights) | expert_linears(weights)
-        # A device whose steps are recorded runs experts all at once.
+        # Devices with CUDA graphs run all experts at once.
         mlp = self.description.layers[layer].mlp
         experts = dict(experts_of(mlp)) if isinstance(mlp, MoeBlock) else {}
         return linears_of(weights) | stacked_linears(weights, experts)
@@ -456,16 +454,16 @@ class NativeDecoder(SupportsLoRA):
     def forward(
         self, token_ids: Tensor, context: AttentionMetadata, taps: AuxHiddenStates | None = None
     ) -> Tensor:
-        """Hidden states after the final norm.
+        """Return hidden states after the final norm.
 
         Args:
             token_ids: int64 [num_tokens].
             context: the step's batch.
-            taps: take states between layers; then all tokens are wanted.
+            taps: receives the inputs of some layers; requires results for all tokens.
 
         Returns:
-            [num_rows, hidden] for `context.logits_rows` (all tokens when None); [num_rows, 0] in a
-            stage but the last.
+            [num_rows, hidden] for `context.logits_rows` (all tokens if it is None); [num_rows, 0]
+            in all stages except the last.
         """
         if context.plane_positions is not None:
             for table, planes in self._plane_tables:
@@ -489,8 +487,8 @@ class NativeDecoder(SupportsLoRA):
     def _forward_layers(
         self, residual: Tensor, context: AttentionMetadata, taps: AuxHiddenStates | None
     ) -> Tensor:
-        """As `forward`, from the residual before the first layer; gives the one behind the last
-        layer in stages that have no final norm.
+        """Like `forward`, from the residual before the first layer; returns the residual after the
+        last layer in stages without the final norm.
         """
         adapters = context.adapters
         tables = adapters.tables()
@@ -512,7 +510,7 @@ class NativeDecoder(SupportsLoRA):
             )
         if not adapters and context.lora_rows is None:
             return self._run_layers(residual, context, context.logits_rows, taps)
-        # Adapters name tokens: all of them go through the last layer.
+        # Adapters refer to tokens, so all of these go through the last layer.
         with self._lora_context(adapters, context.lora_rows):
             x = self._run_layers(residual, context, None, taps)
         return x if context.logits_rows is None else x[context.logits_rows]
@@ -524,7 +522,7 @@ class NativeDecoder(SupportsLoRA):
         logits_rows: Tensor | None,
         taps: AuxHiddenStates | None,
     ) -> Tensor:
-        """Layer by layer; of the last one the tokens `logits_rows`, None for all."""
+        """Run layer by layer; the last one returns the tokens `logits_rows`, None for all."""
         if self._altup is not None:
             residual = self._altup.expand(residual)
         x = self._first_norm(residual)
@@ -556,7 +554,9 @@ class NativeDecoder(SupportsLoRA):
     def _deep_embeds(
         self, embeds: tuple[Tensor, Tensor] | None, residual: Tensor
     ) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """Indices of tokens, and what each of the first layers' results get added there."""
+        """Return indices of tokens, and for each of the first layers what is added to its results
+        there.
+        """
         if embeds is None or embeds[1].shape[1] == self.spec.hidden_size:
             return torch.empty(0), ()
         indices, vectors = embeds
@@ -566,9 +566,9 @@ class NativeDecoder(SupportsLoRA):
     def _embed(self, token_ids: Tensor, context: AttentionMetadata) -> Tensor:
         """Return [num_tokens, hidden], a new tensor."""
         base_ids, positions = token_ids, context.positions
-        # By slots nobody here knows whether one of them brings tokens.
+        # With slots it isn't known here whether an adapter adds tokens.
         if context.lora_rows is not None or context.adapters.vocab_size:
-            base_ids = token_ids.clamp(max=self.spec.vocab_size - 1)  # the others' rows follow
+            base_ids = token_ids.clamp(max=self.spec.vocab_size - 1)  # adapters set other rows
         x = self.embedding.rows(base_ids)
         self._adapt_embedding(x, token_ids, context.adapters, context.lora_rows)
         if context.embeds is not None:
@@ -586,9 +586,10 @@ class NativeDecoder(SupportsLoRA):
 
     @torch.inference_mode()
     def logits(self, hidden: Tensor, adapters: StepAdapters | DeviceHeads = NO_ADAPTERS) -> Tensor:
-        """float32 [num_rows, vocab_size] from [num_rows, hidden]; `adapters` name rows of it.
+        """Return float32 [num_rows, vocab_size] for [num_rows, hidden]; `adapters` refer to rows.
 
-        Rows of adapters that bring tokens come without others, and all of one vocabulary.
+        Rows of adapters that add tokens must not be mixed with others, and must all have the same
+        vocabulary.
         """
         spec, stage = self.spec, self.stage
         if stage is not None and not stage.is_last:

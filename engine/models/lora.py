@@ -1,4 +1,4 @@
-"""Adapters as a model applies them: which rows of a step use which adapter."""
+"""Adapters in a model's forward pass: which rows of a step have which adapter."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ class EmbeddingLora:
     """An adapter's change of an embedding's rows.
 
     Attributes:
-        table: [vocabulary, hidden] that replaces the model's; None: unchanged.
-        tokens: ids, int64 ascending, and their rows [ids, hidden], which replace the table's.
-        inner: [vocabulary, rank], each token's own; what meets `outer`. None: nothing is added.
+        table: [vocabulary, hidden] that replaces the model's; None for the model's own.
+        tokens: ids, int64 ascending, and rows [ids, hidden] that replace the table's.
+        inner: [vocabulary, rank], whose rows are multiplied with `outer`; None if nothing is added.
         outer: [rank] to [hidden].
     """
 
@@ -64,9 +64,9 @@ class HeadLora:
     """An adapter's change of the logits.
 
     Attributes:
-        table: output layer that replaces the model's; None: unchanged.
-        tokens: ids, and what gives their logits in the place of the output layer.
-        added: [hidden] to [vocabulary]; None: nothing.
+        table: replaces the model's output layer; None for the model's own.
+        tokens: ids, and a layer that computes their logits instead of the output layer.
+        added: [hidden] to [vocabulary]; None if nothing is added.
     """
 
     table: LinearLayer | None = None
@@ -81,11 +81,11 @@ class HeadLora:
 
     @property
     def replaces(self) -> bool:
-        """Whether it has rows for the output layer."""
+        """Whether it replaces the output layer or some of its rows."""
         return self.table is not None or self.tokens is not None
 
     def replace(self, logits: Tensor, hidden: Tensor, rows: Tensor) -> None:
-        """What it does but to add."""
+        """Apply the replacements, but not `added`."""
         if self.table is not None:
             logits[rows] = self.table(hidden[rows]).float()
         if self.tokens is not None and len(rows):
@@ -98,15 +98,15 @@ class AdapterWeights:
     """An adapter on the device of its model.
 
     Attributes:
-        digest: what it is known by.
-        layers: by layer and slot (see `engine.lora.target_modules.layer_linears`), what it changes.
-        table: the same for the compiled decoder, or the adapter's slot; None: neither is there.
-        embedding, head: None: it leaves them as they are.
-        classifier: a pooling model's head in the place of its own, on the host.
-        vision: what it changes in a vision tower and its connector, by layers' names.
-        vocab_size: of its rows, where it brings tokens: then its `head` makes their logits alone.
-            0: the model's.
-        num_bytes: of device memory.
+        digest: the adapter's identity.
+        layers: its weights by layer and slot (see `engine.lora.target_modules.layer_linears`).
+        table: these weights for the compiled decoder, or the adapter's slot; None for neither.
+        embedding, head: None if it doesn't change these.
+        classifier: replaces a pooling model's head, on the host.
+        vision: its weights in a vision tower and its connector, by layers' names.
+        vocab_size: the vocabulary size of its rows if it adds tokens; only its `head` then computes
+            their logits. 0 for the model's.
+        num_bytes: its size in device memory.
     """
 
     digest: str
@@ -121,15 +121,15 @@ class AdapterWeights:
 
     @property
     def is_compiled(self) -> bool:
-        """Whether whole steps with it run in one call."""
+        """Whether steps with it can run in one call."""
         return self.table is not None and self.embedding is None and self.head is None
 
 
 class StepAdapters:
-    """The rows of a step that go through adapters; each is in one group at most. False: none does.
+    """The rows of a step with adapters, each with at most one. False if there are none.
 
     Attributes:
-        groups: an adapter and its rows, int64, ascending.
+        groups: adapters and their rows, int64 ascending.
     """
 
     __slots__ = ("groups",)
@@ -142,18 +142,16 @@ class StepAdapters:
 
     @property
     def vocab_size(self) -> int:
-        """The largest that an adapter has of its own; 0: all have the model's."""
+        """The largest vocabulary of an adapter that adds tokens; 0 if none does."""
         return max((adapter.vocab_size for adapter, rows in self.groups if len(rows)), default=0)
 
     def tables(self) -> list[TableSegment] | None:
-        """For the compiled decoder; None where one of them can't be run by it."""
+        """Return them for the compiled decoder; None if it can't run one of them."""
         uses = [(adapter.table, rows) for adapter, rows in self.groups if adapter.table is not None]
         return uses if len(uses) == len(self.groups) else None
 
     def sorted(self, slots: LoraSlots | None, size: int, *, padded: bool) -> list[np.ndarray]:
-        """The rows of adapters that have one of the `slots`, as `LoraSlots.sort`; []: there are no
-        slots, or no adapters.
-        """
+        """Sort the rows of adapters in slots by `LoraSlots.sort`; [] without slots or adapters."""
         if slots is None or not self.groups:
             return []
         slot_rows = [
@@ -164,7 +162,7 @@ class StepAdapters:
         return slots.sort(slot_rows, size, padded=padded)
 
     def segments(self, layer: int, slot: str) -> list[LoraSegment]:
-        """Those that change one linear layer."""
+        """Return the adapters of a linear layer with their rows."""
         return [
             (adapter.layers[layer][slot], rows)
             for adapter, rows in self.groups
@@ -172,7 +170,7 @@ class StepAdapters:
         ]
 
     def of_experts(self, layer: int, slots: Set[str]) -> list[ExpertUse]:
-        """Those that change one of a layer's `slots`, which are its experts'."""
+        """Return the adapters of any of the `slots` of a layer's experts with their rows."""
         uses = (
             ({slot: lora for slot, lora in adapter.layers[layer].items() if slot in slots}, rows)
             for adapter, rows in self.groups
@@ -180,7 +178,7 @@ class StepAdapters:
         return [(changed, rows) for changed, rows in uses if changed]
 
     def lm_head_adapters(self, rows: Tensor | None) -> StepAdapters:
-        """Those that change logits, by their places among `rows` of the step (None: all rows)."""
+        """Return the adapters of logits with indices among `rows` of the step (None for all)."""
         changing = [
             (adapter, adapter_rows)
             for adapter, adapter_rows in self.groups
@@ -190,40 +188,40 @@ class StepAdapters:
         return adapters if rows is None else adapters.for_rows(rows)
 
     def for_rows(self, rows: Tensor) -> StepAdapters:
-        """Those of some rows, by their places among these."""
+        """Return the adapters of some rows with indices among these."""
         return _with_rows(
             (one, torch.isin(rows, adapter_rows).nonzero().flatten())
             for one, adapter_rows in self.groups
         )
 
     def permuted(self, positions: Tensor) -> StepAdapters:
-        """With row i at positions[i], int64."""
+        """Return the adapters after row i was moved to positions[i], int64."""
         return StepAdapters([(one, positions[rows].sort().values) for one, rows in self.groups])
 
     def slice_rows(self, start: int, end: int) -> StepAdapters:
-        """Rows [start, end), counted from there."""
+        """Return the adapters of rows [start, end) with indices from start."""
         return _with_rows(
             (one, rows[(rows >= start) & (rows < end)] - start) for one, rows in self.groups
         )
 
 
-#: No row goes through one.
+#: No row has an adapter.
 NO_ADAPTERS = StepAdapters([])
 
 
 def _with_rows(groups: Iterable[tuple[AdapterWeights, Tensor]]) -> StepAdapters:
-    """Without adapters that none of the rows uses: their vocabulary may differ."""
+    """Drop adapters without rows, since their vocabulary may differ."""
     return StepAdapters([(one, rows) for one, rows in groups if len(rows)])
 
 
 @dataclass(slots=True)
 class DeviceHeads:
-    """What adapters with slots do to rows of logits, all of it on the device.
+    """Changes of rows of logits by adapters in slots, without synchronizing with the device.
 
     Attributes:
-        heads: output layers in the place of the model's, and their rows, int64.
-        rows: those that are added to; None: no adapter adds anything.
-        vocab_size: of all rows, where their adapters bring tokens; 0: the model's.
+        heads: replacements of the model's output layer, and their rows, int64.
+        rows: rows that adapters add to; None if no adapter adds anything.
+        vocab_size: the vocabulary size of all rows if their adapters add tokens; 0 for the model's.
     """
 
     heads: Sequence[tuple[HeadLora, Tensor]] = ()
@@ -231,7 +229,9 @@ class DeviceHeads:
     vocab_size: int = 0
 
     def change(self, slots: LoraSlots, layer: int, logits: Tensor, hidden: Tensor) -> None:
-        """Change float32 logits [R, vocabulary] of hidden [R, hidden]; `layer`: of the ends."""
+        """Change float32 logits [R, vocabulary] of hidden [R, hidden]. `layer` is the index after
+        the last layer.
+        """
         for head, rows in self.heads:
             head.replace(logits, hidden, rows)
         if self.rows is not None:
@@ -244,7 +244,7 @@ class LoraLinear(LinearLayer):
     def __init__(
         self, ops: KernelSet, layer: LinearLayer, target: tuple[int, str], step: LoraContext
     ) -> None:
-        """`target`: the number of the layer that it is in, and its slot."""
+        """`target`: the index of its layer, and its slot."""
         self._ops, self._layer, self._target, self._step = ops, layer, target, step
         self.in_features, self.out_features = layer.in_features, layer.out_features
         self.nbytes = layer.nbytes
@@ -269,7 +269,7 @@ class LoraLinear(LinearLayer):
 
 
 class LowRankLinear(LinearLayer):
-    """A shared linear layer with separate low-rank weights added for all rows."""
+    """A shared linear layer with its own low-rank weights added for all rows."""
 
     def __init__(self, ops: KernelSet, layer: LinearLayer, added: PackedLora) -> None:
         self._ops, self._layer, self._added = ops, layer, added
@@ -283,25 +283,25 @@ class LowRankLinear(LinearLayer):
         return y
 
     def rows(self, ids: Tensor) -> Tensor:
-        """See `LinearLayer.rows`: those of the shared layer."""
+        """See `LinearLayer.rows`; returns those of the shared layer."""
         return self._layer.rows(ids)
 
     def tensors(self) -> dict[str, Tensor]:
-        """See `LinearLayer.tensors`: those of the shared layer."""
+        """See `LinearLayer.tensors`; returns those of the shared layer."""
         return self._layer.tensors()
 
 
 class LatentLora(PackedLora):
-    """What an adapter adds to each head's keys and values of latents, scale * B A, taken into
-    queries and behind results as the weight itself is.
+    """An adapter's addition to each head's projections from latents to keys and values, scale * B
+    A, absorbed into queries and outputs like the weight itself.
 
-    A head's query goes through its rows of B, then through A; its sum of latents through A, then
-    through its rows of B.
+    A head's query is multiplied by its rows of B, then by A; its weighted sum of latents by A, then
+    by its rows of B.
     """
 
     def __init__(self, ops: KernelSet, lora: LoraWeights, key_size: int, value_size: int) -> None:
-        """`lora`: with one part, neither gain nor shift; rows of its b are by head those of keys of
-        `key_size`, then those of values of `value_size`.
+        """`lora`: with one part, without gain and shift; the rows of its b are by head `key_size`
+        rows of keys, then `value_size` rows of values.
         """
         (part,) = lora.parts
         self.rank, self.in_features = lora.a.shape
@@ -319,13 +319,13 @@ class LatentLora(PackedLora):
         self.nbytes = sum(part.nbytes for part in parts)
 
     def queries(self, x: Tensor) -> Tensor:
-        """[T, heads, latent] to be added to queries of x [T, heads, key_size]."""
+        """Return [T, heads, latent] to be added to queries for x [T, heads, key_size]."""
         low = x.new_empty((*x.shape[:2], self.rank))
         self._key_down(x, low)
         return self._key_up(low.flatten(0, 1)).unflatten(0, low.shape[:2]) * self._scale
 
     def values(self, x: Tensor) -> Tensor:
-        """[T, heads, value_size] to be added to values of the sums x [T, heads, latent]."""
+        """Return [T, heads, value_size] to be added to values for sums x [T, heads, latent]."""
         low = self._value_down(x.flatten(0, 1)).unflatten(0, x.shape[:2])
         out = x.new_empty((*x.shape[:2], self._value_up.layers[0].out_features))
         self._value_up(low, out)
@@ -333,8 +333,8 @@ class LatentLora(PackedLora):
 
 
 class LoraHeads(PerHeadLinear):
-    """Each head's products with latents, whose rows get what their adapters add, while a step says
-    which.
+    """Each head's products with latents, with the additions of adapters to the rows that a step
+    assigns to them.
     """
 
     def __init__(
@@ -362,7 +362,7 @@ class LoraMoe(MixtureOfExperts):
     """A mixture of experts that adds adapters' outputs to the rows that a step assigns to them."""
 
     def __init__(self, experts: MixtureOfExperts, layer: int, step: LoraContext) -> None:
-        """`layer`: the number of the layer that it is in."""
+        """`layer`: the index of its layer."""
         self._experts, self._layer, self._step = experts, layer, step
         self.layers, self.nbytes = experts.layers, experts.nbytes
         self._slots = frozenset() if self.layers is None else frozenset(self.layers.linears())
@@ -384,12 +384,12 @@ class LoraMoe(MixtureOfExperts):
 
 @dataclass(slots=True)
 class LoraContext:
-    """What the layers of a model that run one by one must know of the step. One call at a time.
+    """A step's adapters for layers that run one by one. Used by one call at a time.
 
     Attributes:
-        adapters: of all of the step's tokens.
-        slots: the adapters of the model's device, where they have slots.
-        rows: the step's tokens by those slots; None: nobody goes through one.
+        adapters: the adapters of all of the step's tokens.
+        slots: the adapters on the model's device, if they have slots.
+        rows: the step's tokens by slot; None if no token has one.
     """
 
     adapters: StepAdapters = NO_ADAPTERS

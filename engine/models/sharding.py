@@ -1,10 +1,10 @@
 """`ModelShard`: one rank's share of a decoder.
 
-Each rank has some heads of attention, with their keys and values, and some columns of the middle of
-each MLP and expert. What the layers behind these give is gathered, not added up: a rank has rows of
-their weights, so each sum is computed by one rank, in the order and with the bits that it has
-without ranks. Tables are cut by tokens. Norms and the residual are computed by all, and so is
-attention whose heads can't be told apart: then the layers around it alone are cut.
+Each rank has some attention heads with their keys and values, and some columns in the middle of
+each MLP and expert. The layers after these gather their inputs and are split by outputs, which are
+gathered, not added up: each sum is computed by one rank, and equals the sum without ranks bitwise.
+Tables are split by tokens. All ranks compute norms and the residual, and also attention if its
+heads depend on each other; then only the linear layers around it are split.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from kernels.interface import RankGroup
 log = logging.getLogger(__name__)
 
 PARAM = TENSOR_PARAM
-#: Rows of a weight are cut at multiples of this where there are enough: formats of few bits pack
-#: as many together.
+#: Weights with enough rows are split at multiples of this, since quantized formats pack as many
+#: rows together.
 _ROW_MULTIPLE = 32
 
 
 def split_evenly(count: int, size: int) -> tuple[int, ...]:
-    """[size + 1]: where each rank's part of `count` rows begins, and where the last one ends."""
+    """Return [size + 1], where each rank's part of `count` rows begins, and where the last ends."""
     unit = _ROW_MULTIPLE if count >= _ROW_MULTIPLE * size else 1
     units = -(-count // unit)
     return tuple(min(count, units * rank // size * unit) for rank in range(size + 1))
@@ -36,12 +36,12 @@ def split_evenly(count: int, size: int) -> tuple[int, ...]:
 
 @dataclass(frozen=True, slots=True)
 class ExpertShard:
-    """Which experts of each layer are this rank's.
+    """This rank's experts in each layer.
 
     Attributes:
         ranks: the group.
-        num_redundant: copies of experts in each layer, beside one of each.
-        local_rows: each rank has tokens of its own; else all have the same ones.
+        num_redundant: the number of redundant copies of experts in each layer.
+        local_rows: whether each rank has its own tokens; otherwise all have the same ones.
     """
 
     ranks: RankGroup
@@ -49,7 +49,7 @@ class ExpertShard:
     local_rows: bool = False
 
     def owners(self, count: int) -> list[tuple[int, ...]]:
-        """The ranks that have each of `count` experts, before any has moved."""
+        """Return the ranks with each of `count` experts before any is moved."""
         size = self.ranks.size
         if self.num_redundant:
             return assign_experts([0] * count, size, self.num_redundant)
@@ -57,18 +57,18 @@ class ExpertShard:
 
 
 class ModelShard:
-    """What of a model is this rank's.
+    """This rank's share of a model.
 
     Attributes:
         ranks: the group.
-        full_spec: the model.
-        spec: the model as this rank's layers are: with its heads and its part of the MLP.
-        splits_heads: whether ranks have heads of their own; else each has all, and all of the KV
-            cache.
+        full_spec: the spec of the model.
+        spec: the spec of this rank's layers, with its heads and its part of the MLP.
+        splits_heads: whether each rank has some of the heads; otherwise each has all heads and the
+            whole KV cache.
     """
 
     def __init__(self, spec: DecoderSpec, ranks: RankGroup) -> None:
-        """Raises `ConfigError` for a model that can't be cut."""
+        """Raises `ConfigError` for a model that can't be split."""
         self.ranks, size = ranks, ranks.size
         if spec.altup is not None:
             raise ConfigError(
@@ -95,14 +95,14 @@ class ModelShard:
 
     @property
     def heads(self) -> tuple[int, ...] | None:
-        """[size + 1], where each rank's outputs of attention begin; None: each has all of them."""
+        """[size + 1], where each rank's outputs of attention begin; None if each has all."""
         size = self.ranks.size
         if not self.splits_heads:
             return None
         return tuple(self.full_spec.q_size // size * rank for rank in range(size + 1))
 
     def inner(self, columns: int) -> tuple[int, ...]:
-        """Likewise, of the middle of an MLP or an expert, of `columns` in all."""
+        """Return the same for the middle of an MLP or expert with `columns` columns."""
         return split_evenly(columns, self.ranks.size)
 
     @property
@@ -113,7 +113,7 @@ class ModelShard:
 
     @property
     def kv_head_range(self) -> slice:
-        """This rank's KV heads. Of fewer than ranks several ranks have the same one."""
+        """This rank's KV heads. With fewer heads than ranks, several ranks have the same."""
         first = 0
         if self.splits_heads:
             first = self.full_spec.num_kv_heads * self.ranks.rank // self.ranks.size
@@ -121,7 +121,7 @@ class ModelShard:
 
     @property
     def qkv_rows(self) -> list[range] | None:
-        """This rank's rows of queries, keys and values over each other; None: ranks share them."""
+        """This rank's rows of stacked queries, keys and values; None if heads aren't split."""
         full, local, rank = self.full_spec, self.spec, self.ranks.rank
         if not self.splits_heads:
             return None
@@ -135,22 +135,22 @@ class ModelShard:
         ]
 
     def up_rows(self, inner: int, gated: bool) -> list[range]:
-        """This rank's rows of gate and up over each other, of `inner` rows each, or of up alone."""
+        """Return this rank's rows of gate over up, of `inner` rows each, or of up alone."""
         local_rows = self.local_slice(self.inner(inner))
         parts = (0, inner) if gated else (0,)
         return [range(part + local_rows.start, part + local_rows.stop) for part in parts]
 
     def outputs(self, rows: int) -> tuple[int, ...]:
-        """Where each rank's rows of a weight of `rows` rows begin."""
+        """Return where each rank's rows of a weight with `rows` rows begin."""
         return split_evenly(rows, self.ranks.size)
 
     def local_slice(self, starts: Sequence[int]) -> slice:
-        """This rank's part."""
+        """Return this rank's part."""
         return slice(starts[self.ranks.rank], starts[self.ranks.rank + 1])
 
 
 def splits_heads(spec: DecoderSpec, size: int) -> bool:
-    """Whether ranks can have heads of their own: each one's result comes from it alone."""
+    """Return whether heads can be split: they are independent and their number is divisible."""
     couples_heads = (
         spec.latents is not None
         or spec.states is not None
@@ -167,12 +167,12 @@ def splits_heads(spec: DecoderSpec, size: int) -> bool:
 
 
 def num_kv_copies(spec: DecoderSpec, size: int) -> int:
-    """Number of ranks that have a copy of the same key."""
+    """Return the number of ranks with a copy of the same keys."""
     return max(1, size // spec.num_kv_heads) if splits_heads(spec, size) else size
 
 
 def check_stages(spec: DecoderSpec, size: int) -> None:
-    """Raise `ConfigError` for a model that several stages can't run."""
+    """Raise `ConfigError` for a model that can't be split into stages."""
     if spec.cross is not None:
         raise ConfigError(
             f"{PIPELINE_PARAM}={size} can't be used: {spec.architecture} has an encoder, which "

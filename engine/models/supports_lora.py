@@ -1,4 +1,4 @@
-"""`SupportsLoRA`: a model whose layers adapters may change."""
+"""`SupportsLoRA`: a model with layers that adapters can change."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from kernels.lora import (
     LoraTable,
 )
 
-#: Parts of a linear layer, at most, of which each has an adapter's ranks to itself; else 1.
+#: The maximum number of a linear layer's parts with separate ranks of an adapter; 1 for others.
 _PARTS = {
     "qkv": 3,
     "latent_in": 2,
@@ -43,7 +43,7 @@ _PARTS = {
 
 
 def linears_of(weights: LayerWeights) -> dict[str, LinearLayer]:
-    """Those that every token goes through, by their slots."""
+    """Return the linear layers for every token by slot."""
     linears: dict[str, LinearLayer | None] = {}
     for mixer in (weights.attention, weights.state):
         if isinstance(mixer, AttentionWeights):
@@ -66,11 +66,11 @@ def linears_of(weights: LayerWeights) -> dict[str, LinearLayer]:
 
 @dataclass(frozen=True, slots=True)
 class LinearSizes:
-    """A layer that is run with others alone: an expert where all of them are one tensor, or what is
-    taken into other products.
+    """The sizes of a layer that doesn't run separately: an expert in a tensor of all experts, or a
+    layer that is absorbed into others.
 
     Attributes:
-        in_features, out_features: as of a `LinearLayer`.
+        in_features, out_features: see `LinearLayer`.
     """
 
     in_features: int
@@ -82,12 +82,12 @@ class LinearSizes:
         return self.in_features
 
 
-#: What an adapter changes: a layer that can be asked for its weights, or the sizes of one.
+#: A layer that an adapter can change, with its weights, or only its sizes.
 AdaptableLinear = LinearLayer | LinearSizes
 
 
 def latent_heads(weights: LayerWeights) -> dict[str, LinearSizes]:
-    """What makes each head's keys and values of latents: taken into other products."""
+    """Return the sizes of the projection from latents to keys and values, which is absorbed."""
     mixer = weights.attention
     if not isinstance(mixer, LatentWeights):
         return {}
@@ -97,7 +97,7 @@ def latent_heads(weights: LayerWeights) -> dict[str, LinearSizes]:
 
 
 def expert_linears(weights: LayerWeights) -> dict[str, LinearLayer]:
-    """Those of a mixture, where they run one by one."""
+    """Return a mixture's layers if they run one by one."""
     experts = weights.experts
     return {} if experts is None or experts.layers is None else experts.layers.linears()
 
@@ -105,7 +105,7 @@ def expert_linears(weights: LayerWeights) -> dict[str, LinearLayer]:
 def stacked_linears(
     weights: LayerWeights, experts: Mapping[str, FusedLinear]
 ) -> dict[str, AdaptableLinear]:
-    """Those of a mixture whose experts run together; `experts`: each one's, by their slots."""
+    """Return a mixture's layers if its experts run together; `experts` are each one's by slot."""
     every = {} if weights.experts is None else weights.experts.shared_linears()
     return every | {
         slot: LinearSizes(linear.columns, linear.rows) for slot, linear in experts.items()
@@ -113,7 +113,7 @@ def stacked_linears(
 
 
 def slot_names(weights: LayerWeights) -> list[str]:
-    """A layer's slots on a device whose steps are recorded."""
+    """Return a layer's slots on devices with CUDA graphs."""
     names = list(linears_of(weights))
     if weights.experts is not None:
         names += [*weights.experts.shared_linears(), *EXPERTS.values()]
@@ -128,9 +128,9 @@ def make_slots(
     dtype: torch.dtype,
     experts: int = 0,
 ) -> LoraSlots | None:
-    """Slots for `max_adapters` adapters of these layers, each by the names of its linear layers, of
-    the embedding and of the output layer, each part of up to `max_rank`; None: the kernels have no
-    slots. `dtype`: of the layers' weights. A mixture has so many `experts`.
+    """Return slots for `max_adapters` adapters, with up to `max_rank` for each part, of the layers'
+    slots, the embedding and the output layer; None if the kernels have no slots. `dtype` is that of
+    the layers' weights, `experts` the number of experts in a mixture.
     """
     targets = {
         (index, slot): _PARTS.get(slot, 1) for index, layer in enumerate(layers) for slot in layer
@@ -140,12 +140,11 @@ def make_slots(
 
 
 class SupportsLoRA(ABC):
-    """What such models have in common.
+    """Base class of models with adapters.
 
     Attributes:
-        ops, weight_dtype: the kernels, and how linear weights are kept.
-        lora_slots: where adapters are on a device whose steps are recorded; None: they have no
-            slots.
+        ops, weight_dtype: the kernels, and the dtype of linear weights.
+        lora_slots: adapters on a device with CUDA graphs; None if they have no slots.
     """
 
     ops: KernelSet
@@ -161,15 +160,15 @@ class SupportsLoRA(ABC):
 
     @abstractmethod
     def lora_linears(self, layer: int) -> Mapping[str, AdaptableLinear]:
-        """A layer's linear layers that adapters may change, by their slots."""
+        """Return a layer's linear layers that adapters may change, by slot."""
 
     @abstractmethod
     def _slot_names(self) -> list[list[str]]:
-        """The slots of each layer on a device whose steps are recorded."""
+        """Return each layer's slots on devices with CUDA graphs."""
 
     @property
     def _num_experts(self) -> int:
-        """Of a layer; 0: there are none."""
+        """Number of experts in a layer; 0 for none."""
         return 0
 
     @property
@@ -178,7 +177,7 @@ class SupportsLoRA(ABC):
         return self._step.slots
 
     def make_lora_slots(self, max_adapters: int, max_rank: int) -> LoraSlots | None:
-        """Slots for this many adapters of up to that rank; None: the kernels support none."""
+        """Return slots for this many adapters of up to this rank; None if the kernels have none."""
         return make_slots(
             self.ops,
             self._slot_names(),
@@ -189,12 +188,12 @@ class SupportsLoRA(ABC):
         )
 
     def use_lora_slots(self, slots: LoraSlots | None) -> None:
-        """Have adapters there, see `make_lora_slots`."""
+        """Use these slots for adapters, see `make_lora_slots`."""
         self._step.slots = slots
 
     def lora_table(self, layers: LayerLoras) -> LoraTable | None:
-        """An adapter's slot, or what takes it through all layers in one call; None: neither is
-        there.
+        """Return an adapter's slot, or its weights for running all layers in one call; None if
+        neither is supported.
         """
         return None if self.lora_slots is None else self.lora_slots.put(layers)
 
@@ -202,14 +201,16 @@ class SupportsLoRA(ABC):
     def _permute_adapters(
         context: AttentionMetadata, positions: Callable[[], Tensor]
     ) -> tuple[StepAdapters, LoraMapping | None]:
-        """The step's adapters, with token i at `positions()[i]`, int64; in both ways."""
+        """Return both forms of the step's adapters after token i is moved to `positions()[i]`,
+        int64.
+        """
         adapters, rows = context.adapters, context.lora_rows
         moved = adapters.permuted(positions()) if adapters else adapters
         return moved, None if rows is None else rows.moved(positions())
 
     @contextmanager
     def _lora_context(self, adapters: StepAdapters, rows: LoraMapping | None) -> Iterator[None]:
-        """Meanwhile the layers that run one by one know of the step's adapters."""
+        """Set the step's adapters for the layers that run one by one."""
         self._step.adapters, self._step.rows = adapters, rows
         try:
             yield
