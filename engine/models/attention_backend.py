@@ -54,11 +54,12 @@ _INVARIANT = {"cuda": "TRITON_ATTN", "cpu": "CPU_ATTN"}
 def with_attention_backend(
     ops: KernelSet, spec: DecoderSpec, dtype: torch.dtype, config: EngineConfig
 ) -> KernelSet:
-    """`ops` itself, or a copy with the attention of the backend that is chosen or named.
+    """Return `ops` itself, or a copy with the attention of the chosen or requested backend.
 
-    A copy wherever the kernels leave attention to a backend: graphs put their own into it.
+    It is always a copy if the kernels need a backend for attention, since CUDA graphs replace the
+    copy's attention.
 
-    Raises `ConfigError` with all reasons where that backend can't do what the model asks for.
+    Raises `ConfigError` with all reasons if the backend doesn't support the model.
     """
     if config.batch_invariant:
         _check_sparse(ops, spec)
@@ -76,7 +77,7 @@ def with_attention_backend(
     chosen = copy.copy(ops)
     chosen.attention_backend = backend.name
     chosen.why = f"{ops.why}; attention: {backend.name}"
-    # In the instance they hide the methods of the set. A compiled decoder has its own attention.
+    # Instance attributes override the class's methods. A compiled decoder has its own attention.
     vars(chosen)["paged_attention"] = backend.load()
     load_latents = backend.load_latents
     latents = partial(KernelSet.mla_attention, chosen) if load_latents is None else load_latents()
@@ -86,7 +87,7 @@ def with_attention_backend(
 
 
 def _check_sparse(ops: KernelSet, spec: DecoderSpec) -> None:
-    """Raise `ConfigError` where the kernels' own attention hides no blocks and the model does."""
+    """Raise `ConfigError` for a block-sparse model if the kernels' attention isn't block-sparse."""
     backend = _INVARIANT.get(ops.device.type)
     if any(spec.sparse_layers) and backend and not get_backend(backend).sparse:
         raise ConfigError(
@@ -97,7 +98,7 @@ def _check_sparse(ops: KernelSet, spec: DecoderSpec) -> None:
 
 
 def _invariant(ops: KernelSet, requested: str | None) -> KernelSet:
-    """The kernels' own attention: others order their sums by the batch."""
+    """Return the kernels' own attention, since others add in an order that depends on the batch."""
     backend = _INVARIANT.get(ops.device.type)
     if requested not in (None, backend):
         raise ConfigError(
@@ -107,6 +108,6 @@ def _invariant(ops: KernelSet, requested: str | None) -> KernelSet:
         )
     if ops.has_own_attention:
         return ops
-    chosen = copy.copy(ops)  # graphs put their own attention into it
+    chosen = copy.copy(ops)  # CUDA graphs replace its attention
     chosen.attention_backend = backend or ""
     return chosen

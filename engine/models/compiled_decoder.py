@@ -1,7 +1,7 @@
-"""All layers in one call, which saves Python's share of a step: a dozen calls a layer.
+"""All layers in one call, which saves the overhead of Python: a dozen calls per layer.
 
-Families that do something else in a layer, and kernels without such a call, run layer by layer; the
-log says why.
+Families with unsupported layers, and kernels without such a call, run layer by layer, and the
+reason is logged.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ def compile_decoder(
     group_of: Sequence[int],
     states: Mapping[int, LayerStateCache],
 ) -> CompiledDecoder | None:
-    """The layers with the norm after them in one call; None, with the reason in the log: no.
+    """Return all layers and the final norm in one call, or None after logging the reason.
 
     Args:
-        caches: of each layer that attends.
+        caches: KV caches of the layers with attention.
         group_of: their KV cache groups.
-        states: of each layer that carries a state, by its number. Such a model's decode steps run
-            in one call, its prompts layer by layer.
+        states: states by index of their layer. For a model with states, decode steps run in one
+            call, prefills layer by layer.
     """
     reason, compiled = _obstacle(spec, layers), None
     if not reason:
@@ -64,7 +64,7 @@ def compile_decoder(
 def _state_layer(
     spec: DecoderSpec, layer: LayerWeights, cache: LayerStateCache | None
 ) -> StateLayer | None:
-    """Return how a layer updates its states; None: it has none."""
+    """Return how a layer updates its states; None if it has none."""
     weights = layer.state if layer.state is not None else layer.attention
     if spec.states is None or cache is None or not isinstance(weights, StateWeights):
         return None
@@ -88,7 +88,7 @@ def _state_layer(
 
 
 def _obstacle(spec: DecoderSpec, layers: Sequence[LayerWeights]) -> str:
-    """Return what the compiled decoder doesn't support; "": it supports everything."""
+    """Return what the compiled decoder doesn't support; "" if it supports everything."""
     if spec.activation not in ACTIVATIONS:
         return f"it has the activation {spec.activation}"
     if spec.normed_residual:

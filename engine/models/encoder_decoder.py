@@ -1,4 +1,4 @@
-"""Decoders that attend to an encoder's states, and those whose encoder reads a text."""
+"""Decoders with cross-attention to an encoder's states, and those with a text encoder."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from engine.multimodal.inputs import MediaTensors
 
 
 class EncoderDecoder(NativeDecoder):
-    """A decoder that keeps the states of an encoder as keys and values in the KV cache."""
+    """A decoder with keys and values of an encoder's states in the KV cache."""
 
     def write_states(self, states: Tensor, block_ids: list[int]) -> None:
         """Write each layer's keys and values of an encoder's states, [n, hidden], to blocks of the
@@ -52,11 +52,11 @@ class EncoderDecoder(NativeDecoder):
 
 
 class TextToTextModel(EncoderDecoder):
-    """BART, T5 and their relatives: the encoder reads a text, each by itself.
+    """BART, T5 and related models, whose encoder reads one text at a time.
 
     Attributes:
-        text_spec: the encoder.
-        decoder_start_ids: what an output begins with.
+        text_spec: the encoder's spec.
+        decoder_start_ids: the tokens that an output starts with.
     """
 
     text_spec: EncoderSpec
@@ -112,8 +112,9 @@ class TextToTextModel(EncoderDecoder):
 
 
 def read_start_ids(config: dict[str, Any], generation: dict[str, Any]) -> tuple[int, ...]:
-    """What an output begins with: the decoder's first token, and one that is forced after it, by
-    generation_config.json or else config.json. Raises `ModelLoadError` for what are no tokens.
+    """Read the tokens that an output starts with: the decoder's first token, and one that is forced
+    after it, from generation_config.json or else config.json. Raises `ModelLoadError` for invalid
+    tokens.
     """
     settings = {**config, **{k: v for k, v in generation.items() if v is not None}}
     start = settings.get("decoder_start_token_id")

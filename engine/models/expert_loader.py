@@ -1,4 +1,4 @@
-"""From a checkpoint's tensors to the weights of a mixture of experts."""
+"""Loads a mixture of experts from a checkpoint's tensors."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ Expert = tuple[LinearLayer, LinearLayer]
 
 
 class ExpertLoader:
-    """Loads the experts of one layer; the layers that they consist of are packed by `loader`."""
+    """Loads one layer's experts, whose linear layers are packed by `loader`."""
 
     def __init__(
         self, loader: WeightLoader, block: MoeBlock, requested: Collection[int] | None = None
     ) -> None:
-        """`requested`: experts to load; None: the initial ones of this rank."""
+        """`requested`: experts to load; None for the initial ones of this rank."""
         self._requested = requested
         self._loader, self._block, self._moe = loader, block, block.moe
         self._shard, self._expert_shard = loader.shard, loader.expert_shard
         self._hidden = loader.spec.hidden_size
 
     def load(self) -> MixtureOfExperts:
-        """The router, the experts and what all tokens share."""
+        """Load the router, the experts and the shared expert."""
         loader, block, moe = self._loader, self._block, self._moe
         spec, ops = loader.spec, loader.ops
         router = loader.linear(block.router)
@@ -82,12 +82,12 @@ class ExpertLoader:
         )
 
     def experts(self) -> list[Expert]:
-        """All experts of the layer, with those that aren't requested as `AbsentLinear`."""
+        """Return all experts of the layer; those that aren't requested are `AbsentLinear`."""
         return self._streamed() or self._from_tensors()
 
     def _keeps_format(self) -> bool:
-        """Whether the kernels multiply by the checkpoint's own numbers of experts that have tensors
-        of their own. The first one stands for all.
+        """Return whether the kernels multiply directly by the checkpoint's quantized weights of
+        experts with separate tensors. The first expert represents all of them.
         """
         loader, moe = self._loader, self._moe
         inner, hidden = moe.intermediate_size, self._hidden
@@ -101,9 +101,9 @@ class ExpertLoader:
         )
 
     def _streamed(self) -> list[Expert]:
-        """Experts that have tensors of their own; else none.
+        """Return experts that have separate tensors; otherwise [].
 
-        Read some rows at a time, and as they are where the checkpoint keeps them in few bits.
+        Rows are read in parts, and quantized weights stay in their format.
         """
         loader, moe = self._loader, self._moe
         if moe.layout == "interleaved":
@@ -123,7 +123,7 @@ class ExpertLoader:
         return self._local_experts(read)
 
     def _interleaved(self, prefix: str) -> list[Expert]:
-        """Experts that are packed all together, with gate and up in turns; else none."""
+        """Return experts that are packed together, with alternating gate and up; otherwise []."""
         loader, moe, hidden = self._loader, self._moe, self._hidden
         if not loader.has_packed(f"{prefix}gate_up_proj#0"):
             return []
@@ -145,7 +145,7 @@ class ExpertLoader:
         return self._local_experts(read)
 
     def _from_tensors(self) -> list[Expert]:
-        """Experts whose tensors are read whole."""
+        """Return experts whose tensors are read whole."""
         read = read_experts(self._loader.weights, self._block.layer, self._moe, self._hidden)
         return [
             self._pack(([DenseSource(up)], up_bias, None, ()), ([DenseSource(down)], down_bias, ()))
@@ -161,7 +161,7 @@ class ExpertLoader:
         ]
 
     def _is_local(self, index: int) -> bool:
-        """Whether an expert, or a part of it, is in this rank."""
+        """Return whether this rank has an expert or a part of it."""
         shard = self._expert_shard
         if shard is None:
             return True
@@ -181,11 +181,13 @@ class ExpertLoader:
         up: tuple[list[WeightSource], Tensor | None, Tensor | None, Sequence[str]],
         down: tuple[list[WeightSource], Tensor | None, Sequence[str]],
     ) -> Expert:
-        """`up`: matrices, bias, order, names; `down`: without an order."""
+        """Pack an expert from (matrices, bias, order, names) of up, and the same without order of
+        down.
+        """
         loader, shard, inner = self._loader, self._shard, self._moe.intermediate_size
         scheme = loader.scheme.layers
         (ups, up_bias, order, up_names), (downs, down_bias, down_names) = up, down
-        if shard is None or self._expert_shard is not None:  # all of an expert is here
+        if shard is None or self._expert_shard is not None:  # the expert isn't split
             return (
                 loader.pack_sources(ups, up_bias, scheme, order, up_names),
                 loader.pack_sources(downs, down_bias, scheme, names=down_names),

@@ -18,10 +18,10 @@ class LayerCache(NamedTuple):
     """A layer's part of the KV pool; layers of different groups may share it.
 
     Attributes:
-        keys, values: [num_blocks, num_kv_heads, block_size, head_dim]; latents are both at once.
-        key_scales, value_scales: float32 [num_blocks, num_kv_heads, block_size] of int8 caches,
-            where each token's head is rounded with a scale of its own; of fp8 caches float32 [1] or
-            [num_kv_heads], the layer's own, or None for 1; else None.
+        keys, values: [num_blocks, num_kv_heads, block_size, head_dim]; the same tensor for latents.
+        key_scales, value_scales: for int8 caches float32 [num_blocks, num_kv_heads, block_size],
+            a scale for each token's head; for fp8 caches float32 [1] or [num_kv_heads], the
+            layer's scales, or None for 1; otherwise None.
     """
 
     keys: Tensor
@@ -38,13 +38,13 @@ class KVScales:
     values: Tensor
 
     def select_heads(self, heads: slice) -> KVScales:
-        """Those of some KV heads."""
+        """Return the scales of some KV heads."""
         return KVScales(
             *(part if len(part) == 1 else part[heads] for part in (self.keys, self.values))
         )
 
     def attach_to(self, cache: LayerCache) -> LayerCache:
-        """The cache with these scales."""
+        """Return the cache with these scales."""
         device, heads = cache.keys.device, cache.keys.shape[1]
         keys, values = self.keys.to(device), self.values.to(device)
         if len(keys) != len(values) or device.type == "cpu":
@@ -55,9 +55,10 @@ class KVScales:
 def allocate_kv_cache(
     ops: KernelSet, shape: tuple[int, int, int, int], dtype: torch.dtype, *, latents: bool = False
 ) -> LayerCache:
-    """An empty cache; its pages are mapped when they are first written. `latents`: keys are values.
+    """Allocate an empty cache, whose pages are mapped when they are first written. With `latents`,
+    keys and values are the same tensor.
 
-    Raises `ConfigError` where the system hasn't got so much memory.
+    Raises `ConfigError` if the system lacks memory.
     """
 
     def pair(*shape: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
@@ -78,13 +79,13 @@ def allocate_kv_cache(
 
 @dataclass(frozen=True, slots=True)
 class StateStep:
-    """Blocks of states of a step, on the host.
+    """A step's blocks of states, on the host.
 
     Attributes:
         blocks: int64 [num_seqs], each sequence's block.
-        copies: (source, target) of blocks that are copied, in this order, before anything else.
+        copies: (source, target) of blocks that are copied first, in this order.
         saves: int64 [n, 2] of (end, block), `end` ascending: the state after the step's token
-            end - 1 goes to this block too.
+            end - 1 is also written to this block.
     """
 
     blocks: Tensor
@@ -94,7 +95,8 @@ class StateStep:
 
 @dataclass(slots=True)
 class AlignmentRange:
-    """Tokens [start, end) of a step whose attention to the first encoder states is recorded.
+    """Tokens [start, end) of a step whose attention to the first `num_states` encoder states is
+    recorded.
 
     Attributes:
         weights: by layer with alignment heads, float32 [heads, end - start, num_states].
@@ -111,36 +113,35 @@ class AttentionMetadata:
     """The batch of one step, flattened over its tokens, for the layers of one KV cache group.
 
     Attributes:
-        positions: int64 [num_tokens]; rows of the rotary tables.
-        plane_positions: int64 [n, 3]: the positions of tokens that have three (M-RoPE), whose
-            `positions` are max_model_len and the numbers after it; None: no token has.
-        slot_mapping: int64 [num_tokens], where each token's KV goes: block * block_size + offset.
+        positions: int64 [num_tokens], rows of the rotary tables.
+        plane_positions: int64 [n, 3], positions of tokens with three of them (M-RoPE), whose
+            `positions` count up from max_model_len; None if no token has three.
+        slot_mapping: int64 [num_tokens], block * block_size + offset of each token's KV.
         block_tables: int32 [num_seqs, max_blocks].
-        seq_lens: int32 [num_seqs], KV tokens of each sequence, this step's included.
+        seq_lens: int32 [num_seqs], KV tokens of each sequence, including this step's.
         query_start_loc: int32 [num_seqs + 1], where each sequence's tokens begin.
-        logits_rows: int64 [num_rows], the tokens whose logits are wanted, or None for all.
-        sequence_rows: int64 [num_seqs], which row of the running batch each sequence has while it
-            runs: for models of the bridge that carry a state.
-        states: for models that keep states in blocks.
-        embeds: (tokens of the step, int64 [n]; float32 [n, hidden] in the place of their rows of
-            the embedding table), or None. Only a model with `takes_embeds` gets any.
-        encoder_embeds: the same for an encoder's vectors, which no family scales, or None. They are
-            [n, hidden * (1 + k)] where further parts are added to the first k layers' results.
-        embeddings: [num_tokens, hidden], for layers that take them beside the hidden state.
-        layer_inputs: [num_tokens, num_layers, n], for layers that have an embedding of their own.
-        num_decodes: so many of the first sequences have one token each, and none after them has;
-            0 where nobody put them first.
-        prefill_start_loc: int32 [num_seqs - num_decodes + 1], where the other sequences' tokens
-            begin among theirs; None where there are no decodes, or nothing else.
-        other_groups: the same for groups 1, 2, ... of a model whose layers attend in different
-        ways; they
-            differ in slot_mapping and block_tables.
+        logits_rows: int64 [num_rows], the tokens whose logits are needed; None for all.
+        sequence_rows: int64 [num_seqs], each sequence's row in the running batch, for models of
+            the bridge with states.
+        states: for models with states in blocks.
+        embeds: (tokens of the step, int64 [n]; float32 [n, hidden] instead of their rows of the
+            embedding table), or None. Only for models with `takes_embeds`.
+        encoder_embeds: the same for an encoder's vectors, which aren't scaled like embeddings; or
+            None. They are [n, hidden * (1 + k)] if further parts are added to the results of the
+            first k layers.
+        embeddings: [num_tokens, hidden], for layers with embeddings as an additional input.
+        layer_inputs: [num_tokens, num_layers, n], for layers with their own embeddings.
+        num_decodes: the number of decodes, if they precede prefills in a batch with both; else 0.
+        prefill_start_loc: int32 [num_seqs - num_decodes + 1], where the prefills' tokens begin,
+            counted from the first; None if `num_decodes` is 0.
+        other_groups: the same for the KV cache groups 1, 2, ...; they differ in slot_mapping and
+            block_tables.
         visible_ends: see `AttentionArgs`.
-        adapters: which of the tokens go through adapters.
+        adapters: the tokens' adapters.
         alignments: tokens whose attention to an encoder's states is recorded; such a step has no
             `logits_rows`.
-        lora_rows: the same for a model whose adapters have slots, on its device.
-        host: of a batch on a device, the same where the host can look at it; None: it can.
+        lora_rows: the tokens' adapters if these have slots, on the model's device.
+        host: the same on the host for a batch on a device; None if this one is on the host.
     """
 
     positions: Tensor

@@ -22,13 +22,14 @@ from kernels import KernelSet
 
 @dataclass(frozen=True, slots=True)
 class PoolingFacts:
-    """Of a model that gives vectors, labels or scores instead of text.
+    """Facts about a model that returns vectors, labels or scores instead of text.
 
     Attributes:
-        tasks: what it does, the usual one first.
+        tasks: the model's tasks, the default first.
         info: information for gateways.
-        encoder: each token sees all others: a prompt is computed whole, and nothing is cached.
-        caches_prefixes: a prompt's result depends on its last token's hidden state alone.
+        encoder: whether each token attends to all others, so that prompts are computed whole and
+            nothing is cached.
+        caches_prefixes: whether a result depends on the last token's hidden state only.
     """
 
     tasks: tuple[str, ...]
@@ -39,33 +40,34 @@ class PoolingFacts:
 
 @dataclass(frozen=True, slots=True)
 class ModelFacts:
-    """Facts about a model, as plain data that can cross processes.
+    """Facts about a model, as plain data that can be sent between processes.
 
     Attributes:
-        architecture: as config.json names it.
+        architecture: its name in config.json.
         vocab_size: columns of the logits.
-        hidden_size: of a token's hidden state.
+        hidden_size: the size of a token's hidden state.
         num_parameters: for estimates of time.
-        decode_bytes: weights that a decode step of one sequence reads.
-        dtype: of the linear weights, as torch names it.
-        max_model_len: the context that is served, in tokens.
-        stateful: sequences carry a state.
-        states_in_blocks: it's in blocks of the cache, so that it can be kept and taken back.
-        takes_embeds: vectors may stand in for a prompt's embeddings.
-        tokenizer_folder: path of the folder with the tokenizer's files.
-        eos_token_ids: what ends an output.
-        default_sampling: what the checkpoint presets.
-        load_seconds: how long the load took.
-        pooling: None of a model that generates.
+        decode_bytes: bytes of weights that a decode step of one sequence reads.
+        dtype: the linear weights' dtype by its name in torch.
+        max_model_len: the served context length in tokens.
+        stateful: whether sequences have recurrent states.
+        states_in_blocks: whether these are in blocks of the cache, so that they can be cached.
+        takes_embeds: whether vectors may replace a prompt's embeddings.
+        tokenizer_folder: the path of the folder with the tokenizer's files.
+        eos_token_ids: tokens that end an output.
+        default_sampling: the checkpoint's default sampling parameters.
+        load_seconds: the duration of loading.
+        pooling: None for a model that generates.
         load_report: how each layer's weights were converted; empty if not reported.
-        sees: pictures may stand in its prompts; `takes_videos`: videos, too. hears: sound may.
-        bidirectional_span: tokens of a picture, which see each other; 0: tokens see those before.
-        encoder_length: states of an encoder of sound that its tokens attend to; 0: it has none.
-        num_mels: values of a frame that this encoder reads.
-        max_encoder_tokens: of a text that an encoder reads; 0: none does.
-        decoder_start_ids: what an output then begins with.
-        logits_processors: module:Class of each that its family brings.
-        io_processor: plug-in that reads and answers a caller's `data`; "" for none.
+        sees: whether prompts may contain images; `takes_videos`: videos, too. hears: sound.
+        bidirectional_span: the number of tokens of an image, which attend to each other; 0 for
+            causal attention.
+        encoder_length: the number of states of an audio encoder that tokens attend to; 0 without.
+        num_mels: the number of values in a frame for this encoder.
+        max_encoder_tokens: the maximum number of tokens for a text encoder; 0 without.
+        decoder_start_ids: the tokens that an output then starts with.
+        logits_processors: module:Class of each logits processor of its family.
+        io_processor: the plug-in that reads and answers a caller's `data`; "" for none.
     """
 
     architecture: str
@@ -97,23 +99,23 @@ class ModelFacts:
 
     @property
     def tasks(self) -> list[str]:
-        """The model's task."""
+        """The model's tasks."""
         if self.pooling is not None:
             return list(self.pooling.tasks)
         return [GENERATE, TRANSCRIPTION] if self.encoder_length else [GENERATE]
 
     @property
     def runs_whole_prompts(self) -> bool:
-        """Whether a prompt can't be computed in chunks."""
+        """Whether prompts can't be computed in chunks."""
         return self.pooling is not None and self.pooling.encoder
 
 
 class ModelSpec(Protocol):
-    """Facts of a model that the engine plans with. `DecoderSpec` has them all."""
+    """Facts about a model that the engine plans with. `DecoderSpec` has all of them."""
 
     @property
     def architecture(self) -> str:
-        """As config.json names it."""
+        """Its name in config.json."""
 
     @property
     def vocab_size(self) -> int:
@@ -125,23 +127,23 @@ class ModelSpec(Protocol):
 
     @property
     def max_position_embeddings(self) -> int:
-        """The context that the model was made for, in tokens, before `rope` stretches it."""
+        """The context length in tokens that the model was made for, before scaling by `rope`."""
 
     @property
     def num_layers(self) -> int:
-        """Layers that keep keys and values."""
+        """Number of layers with keys and values."""
 
     @property
     def sliding_windows(self) -> tuple[int, ...]:
-        """Each layer's sliding window in tokens, 0: full attention; (): all are full."""
+        """Each layer's sliding window in tokens, 0 for full attention; () if all are full."""
 
     @property
     def num_parameters(self) -> int:
-        """Parameters, for estimates of time."""
+        """Number of parameters, for estimates of time."""
 
     @property
     def rope(self) -> RopeSpec | None:
-        """Rotary embedding, for the context's length."""
+        """Rotary embedding, for the context length."""
 
     @property
     def eos_token_ids(self) -> tuple[int, ...]:
@@ -149,24 +151,25 @@ class ModelSpec(Protocol):
 
     @property
     def dtype(self) -> str:
-        """The checkpoint's."""
+        """The checkpoint's dtype."""
 
     def kv_bytes_per_token(self, element_size: int, num_layers: int | None = None) -> int:
-        """Bytes of KV cache that one token takes over `num_layers` layers, by default all."""
+        """Return the bytes of KV cache per token in `num_layers` layers, by default all."""
 
 
 class EngineModel(Protocol):
-    """A model over the paged KV cache. `NativeDecoder` and `TransformersModel` are two.
+    """A model over the paged KV cache, such as `NativeDecoder` and `TransformersModel`.
 
-    A class that is registered from outside (`ModelRegistry.register_model`) is made with
-    `Class(spec, ops, weight_dtype, max_model_len)` from the spec that its static method
+    A class registered by a plug-in (`ModelRegistry.register_model`) is created by
+    `Class(spec, ops, weight_dtype, max_model_len)` with the spec that its static method
     `make_spec(config)` reads from config.json; then `load` is called, then `allocate_kv`.
 
     Attributes:
-        spec: what the engine plans with.
-        stateful: sequences carry a state. Where it isn't in blocks, prefixes aren't cached, and
-            before a step `keep(rows)` tells which rows of the batch still have a sequence.
-        decode_bytes: weights that a decode step of one sequence reads.
+        spec: facts that the engine plans with.
+        stateful: whether sequences have states. Unless these are in blocks, prefixes aren't cached,
+            and `keep(rows)` is called before each step with the batch's rows that still have a
+            sequence.
+        decode_bytes: bytes of weights that a decode step of one sequence reads.
     """
 
     stateful: bool
@@ -178,7 +181,7 @@ class EngineModel(Protocol):
     def decode_bytes(self) -> int: ...
 
     def load(self, weights: Weights, progress: Callable[[int, int], None]) -> None:
-        """Read all weights; `progress(done, total)` may be called meanwhile."""
+        """Read all weights; may call `progress(done, total)` meanwhile."""
 
     def allocate_kv(
         self,
@@ -187,37 +190,39 @@ class EngineModel(Protocol):
         dtype: torch.dtype,
         layout: KVCacheConfig | None = None,
     ) -> None:
-        """Make the caches of `num_blocks` blocks, before the first step.
+        """Allocate caches of `num_blocks` blocks, before the first step.
 
-        A model that can sleep also has `release_kv()`, which lets them go until they are made anew.
+        A model that can sleep also has `release_kv()`, which releases them until the next call.
         """
 
     def forward(self, token_ids: Tensor, context: AttentionMetadata) -> Tensor:
-        """[num_rows, n] for `context.logits_rows` from int64 [num_tokens]: what `logits` takes."""
+        """Return [num_rows, n], the input of `logits`, for `context.logits_rows` of int64
+        [num_tokens].
+        """
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """float32 [num_rows, vocab_size]."""
+        """Return float32 [num_rows, vocab_size]."""
 
 
 @runtime_checkable
 class SupportsMultiModal(Protocol):
-    """A model that sees or hears."""
+    """A model with image, video or audio inputs."""
 
     def encode(self, kind: str, tensors: MediaTensors) -> Tensor:
-        """[num_vectors, hidden] of one picture: what its placeholder tokens stand for.
+        """Return [num_vectors, hidden] for an input, which replace its placeholder tokens.
 
         Args:
             kind: "image", "video" or "audio".
-            tensors: as the model's `MediaProcessor` prepared them.
+            tensors: the output of the model's `MediaProcessor`.
         """
 
 
 @runtime_checkable
 class EncoderDecoderModel(Protocol):
-    """A model whose tokens attend to the states of an encoder."""
+    """A model with cross-attention to an encoder's states."""
 
     def encode_to_cache(self, tensors: MediaTensors, block_ids: list[int]) -> None:
-        """Encode one input, and write its states' keys and values to blocks of the KV cache."""
+        """Encode an input, and write its states' keys and values to blocks of the KV cache."""
 
 
 class OutsideModel(EngineModel, Protocol):
@@ -231,4 +236,4 @@ class OutsideModel(EngineModel, Protocol):
 
     @staticmethod
     def make_spec(config: dict[str, Any]) -> ModelSpec:
-        """From config.json. Raises `ModelLoadError` for settings that the model doesn't do."""
+        """Read config.json. Raises `ModelLoadError` for settings that the model doesn't support."""

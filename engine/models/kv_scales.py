@@ -1,8 +1,8 @@
-"""Scales of fp8 KV caches: from the checkpoint, or measured by a pass over a sample text at load.
+"""Scales of fp8 KV caches: from the checkpoint, or measured at load with a pass over a sample text.
 
-A key or value is divided by its layer's scale (or its head's) before it's rounded. e4m3 holds up to
-448, with a relative error that's the same from 2^-6 on: without scales larger keys are cut off, and
-tiny values are lost.
+A key or value is divided by its layer's or its head's scale before it is rounded. e4m3 represents
+numbers up to 448, with the same relative error from 2^-6 on. Without scales larger keys are
+clamped, and tiny values lose precision.
 """
 
 from __future__ import annotations
@@ -22,22 +22,21 @@ from engine.models.decoder_spec import DecoderSpec
 from engine.models.forward_context import AttentionMetadata, KVScales
 from engine.text.tokenizer import Tokenizer
 
-# `quantization_param_path`: scales of an e4m3 KV cache in a JSON file, as vLLM's tools write it.
+# `quantization_param_path`: scales of an e4m3 KV cache in a JSON file, in the format of vLLM.
 #
 # {"model_type": "llama", "kv_cache": {"dtype": "float8_e4m3fn", "scaling_factor": {"0": {"0": 0.02,
-# "1": 0.03}}}}: by rank of tensor parallelism and layer, one number for keys and values, which are
-# divided by it.
+# "1": 0.03}}}}: by tensor-parallel rank and layer, one number by which keys and values are divided.
 
 
 PARAM = "quantization_param_path"
 _DTYPE = "float8_e4m3fn"
-#: Of a file: some thirty for each layer.
+#: Maximum size of a file, which has about thirty bytes for each layer.
 _MAX_FILE_BYTES = 1 << 20
 _MAX_SCALE = torch.finfo(torch.float32).max
 
 
 def read_kv_scale_file(path: str, model_type: str, num_layers: int) -> list[KVScales]:
-    """The scales of all layers. Raises `ConfigError` for a file that isn't of such a model."""
+    """Read the scales of all layers. Raises `ConfigError` if they are invalid for the model."""
     document = _object(_parsed(path), "the file")
     file_model_type = document.get("model_type")
     if file_model_type is not None and file_model_type != model_type:
@@ -84,7 +83,7 @@ def _object(value: Any, name: str) -> Mapping[str, Any]:
 def _scale(name: str, value: Any) -> KVScales:
     sound = type(value) in (int, float) and 0 < value <= _MAX_SCALE
     scale = torch.tensor([float(value) if sound else 0.0])
-    if float(scale) == 0:  # also of what float32 takes for nothing
+    if float(scale) == 0:  # also for numbers that float32 rounds to 0
         raise _file_error(f"{name} must be a positive finite number, not {_format_value(value)}")
     return KVScales(scale, scale)
 
@@ -99,7 +98,7 @@ def _format_value(value: Any) -> str:
 
 BLOCK_SIZE = 16
 MAX_SAMPLE_TOKENS = 512
-#: Other texts may have larger keys than the sample: headroom above its largest key.
+#: Margin above the sample's largest key, since other texts may have larger ones.
 HEADROOM = 2.0
 
 SAMPLE = """The quick brown fox jumps over the lazy dog, and 3.14159 isn't 22/7. She asked: "Why?"
@@ -117,15 +116,16 @@ In 1905 the paper showed that $E = mc^2$; nobody, however, had measured it to 1 
 def read_kv_scales(
     read: Callable[[str], Tensor | None] | None, spec: DecoderSpec
 ) -> list[KVScales | None]:
-    """What the checkpoint says, by layer; None where it says nothing.
+    """Return the checkpoint's scales by layer; None for layers without them.
 
-    `read` gives a tensor by name, None where there is none; None: the format has no such tensors.
+    `read` returns a tensor by name, None if it doesn't exist; it is None itself if the format has
+    no such tensors.
 
-    Known are k_scale and v_scale beside the attention's weights, or of its key and value
-    projections (also as output_scale), and one kv_scale for both. -1 stands for none; where one
-    of the two is there, it is for both.
+    Supported are k_scale and v_scale beside the attention's weights or its key and value
+    projections (also as output_scale), and one kv_scale for both. -1 stands for no scale; if only
+    one of the two exists, it applies to both.
 
-    Raises `ModelLoadError`, which names the tensor, for others than positive finite numbers.
+    Raises `ModelLoadError` with the tensor's name unless all are positive finite numbers.
     """
     scales: list[KVScales | None] = []
     for index in range(spec.num_layers):
@@ -167,7 +167,7 @@ def _invalid_scale(name: str, why: str) -> ModelLoadError:
 
 
 def sample_tokens(tokenizer: Tokenizer | None, vocab_size: int, count: int) -> list[int]:
-    """Tokens of the sample text, filled up with random ones."""
+    """Return tokens of the sample text, then random ones."""
     ids = [] if tokenizer is None else tokenizer.encode_as_text(SAMPLE)
     rng = random.Random(0)
     tokens = [token for token in ids[: count // 2] if token < vocab_size]
@@ -178,10 +178,10 @@ def sample_tokens(tokenizer: Tokenizer | None, vocab_size: int, count: int) -> l
 def measure_kv_scales(
     model: NativeDecoder, token_ids: list[int], dtype: torch.dtype
 ) -> list[KVScales]:
-    """Scales by KV head for a cache of `dtype`, so that twice the largest value still fits.
+    """Return scales by KV head for a cache of `dtype`, such that twice the largest value fits.
 
-    Runs one pass on a cache of its own, which holds what was written exactly. Raises
-    `ModelLoadError` where a layer's keys or values aren't finite.
+    Runs a forward pass on a separate cache in the activations' dtype. Raises `ModelLoadError` if a
+    layer's keys or values aren't finite.
     """
     device, count = model.ops.device, len(token_ids)
     blocks = -(-count // BLOCK_SIZE)
@@ -216,7 +216,7 @@ def measure_kv_scales(
 def calibrate(
     model: NativeDecoder, tokenizer: Tokenizer | None, max_model_len: int, dtype: torch.dtype
 ) -> None:
-    """Measure the scales of the layers without scales in the checkpoint."""
+    """Measure the scales of layers that have none in the checkpoint."""
     tokens = sample_tokens(tokenizer, model.spec.vocab_size, min(MAX_SAMPLE_TOKENS, max_model_len))
     measured = measure_kv_scales(model, tokens, dtype)
     stored = model.kv_scales or [None] * len(measured)

@@ -1,4 +1,4 @@
-"""`ModelRegistry`: architectures whose code lives outside of the engine."""
+"""`ModelRegistry`: architectures of plug-ins."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ _FAMILIES: dict[str, Family] = {
     **whisper.FAMILIES,
     **text_to_text.FAMILIES,
 }
-#: Spellings of checkpoints older than their support in transformers -> the spelling there.
+#: Names in checkpoints older than their support in transformers, and the names there.
 _SPELLINGS = {
     "AquilaModel": "AquilaForCausalLM",
     "LLaMAForCausalLM": "LlamaForCausalLM",
@@ -58,8 +58,8 @@ _SPELLINGS = {
     "StableLMEpochForCausalLM": "StableLmForCausalLM",
 }
 _FAMILIES |= {spelling: _FAMILIES[name] for spelling, name in _SPELLINGS.items()}
-#: Sizes that no model comes near. Layers and experts are listed before weights are looked at, and
-#: random weights are made by these sizes alone.
+#: Sizes above those of any model. They are limited because lists of layers and experts are built
+#: before weights are read, and the size of random weights depends only on them.
 _MAX_SIZES = {
     "num_hidden_layers": 10_000,
     "hidden_size": 1 << 20,
@@ -93,7 +93,7 @@ _POSITIVE = (
 
 
 def read_config(folder: str | Path) -> dict[str, Any]:
-    """A model folder's config.json. Raises `ModelLoadError` if it's missing, no object, absurd."""
+    """Read a model folder's config.json. Raises `ModelLoadError` if it is missing or invalid."""
     path = Path(folder) / "config.json"
     config = parse_object(read_text(path), path)
     names = config.get("architectures") or []
@@ -104,7 +104,7 @@ def read_config(folder: str | Path) -> dict[str, Any]:
 
 
 def check_sizes(config: Config, source: str = "config.json") -> None:
-    """Raise `BadModelConfig` for a size beyond those of any model, in the configs within too."""
+    """Raise `BadModelConfig` for a size above those of any model, also in nested configs."""
     for name, value in config.items():
         if isinstance(value, dict):
             check_sizes(value, source)
@@ -114,7 +114,7 @@ def check_sizes(config: Config, source: str = "config.json") -> None:
         try:
             is_too_large = not (int(value) if isinstance(value, str) else value) <= max_size
         except ValueError:
-            continue  # no number, which is refused where it is read
+            continue  # not a number, which is rejected where it is read
         if is_too_large:
             raise BadModelConfig(
                 f"{source}: {name} must be at most {max_size}, got {value!r:.80}.", param=name
@@ -122,7 +122,7 @@ def check_sizes(config: Config, source: str = "config.json") -> None:
 
 
 def decoder_spec(config: Config) -> DecoderSpec:
-    """The spec of a config.json. Raises `ModelLoadError` for what the native decoder can't run."""
+    """Read the spec from a config.json. Raises `ModelLoadError` if it isn't supported."""
     names = config.get("architectures") or []
     name = next((name for name in names if name in _FAMILIES), None)
     if name is None:
@@ -149,19 +149,19 @@ def decoder_spec(config: Config) -> DecoderSpec:
 
 
 def has_native_decoder(config: Config) -> bool:
-    """Whether the native decoder has a family for this config.json."""
+    """Return whether the native decoder supports this config.json's architecture."""
     return any(name in _FAMILIES for name in config.get("architectures") or [])
 
 
 def native_architectures() -> list[str]:
-    """Names that `config.json` may give as its architecture."""
+    """Return the architectures of the native decoder, sorted."""
     return sorted(_FAMILIES)
 
 
 def register_decoder(
     name: str, builder: SpecBuilder, defaults: dict[str, Any] | None = None
 ) -> None:
-    """Teach the native decoder an architecture.
+    """Register an architecture of the native decoder.
 
     `builder` maps config.json (aliases resolved, `defaults` filled in) to the spec's fields that
     aren't common to all families.
@@ -170,7 +170,7 @@ def register_decoder(
 
 
 def _check(spec: DecoderSpec) -> None:
-    """Sizes that can't be are refused before anything is read or allocated."""
+    """Reject impossible sizes before anything is read or allocated."""
     for field in _POSITIVE:
         if not 1 <= getattr(spec, field) < 1 << 31:
             raise BadModelConfig(
@@ -191,15 +191,15 @@ def _check(spec: DecoderSpec) -> None:
         )
 
 
-# Installed packages that bring models: entry points, read once a process.
+# Installed packages with models register entry points, which are read once per process.
 #
 # - Group `quire.models`: the entry point's name is an architecture, its value
-# "package.module:Class".
-#   It is registered as by `ModelRegistry.register_model`, and imported when a checkpoint names it.
-# - Group `quire.general_plugins`: a function that is called with no arguments before the first
-# model   is loaded; it may register whatever it likes.
+#   "package.module:Class". It is registered by `ModelRegistry.register_model`, and imported when a
+#   checkpoint has this architecture.
+# - Group `quire.general_plugins`: a function without arguments, which is called before the first
+#   model is loaded, and may register anything.
 #
-# QUIRE_PLUGINS, where it is set, names those that are wanted, with commas between; "" means none.
+# QUIRE_PLUGINS, if set, is a comma-separated list of the plug-ins to load; "" for none.
 
 
 log = logging.getLogger(__name__)
@@ -210,9 +210,10 @@ _loaded: set[tuple[str, str, str]] = set()
 
 
 def load_plugins() -> None:
-    """Register and call what is installed and not loaded yet.
+    """Register and call installed plug-ins that haven't been loaded.
 
-    Raises `ConfigError` for a plugin that fails: a replica that lacks one would be a puzzle later.
+    Raises `ConfigError` if a plug-in fails, since the error of a replica without it would be
+    misleading.
     """
 
     for point in _new_entry_points(MODELS):
@@ -229,7 +230,7 @@ def load_plugins() -> None:
 
 
 def _new_entry_points(group: str) -> list[EntryPoint]:
-    """The group's entry points that weren't loaded before."""
+    """Return the group's entry points that haven't been loaded."""
     points = []
     for point in selected_entry_points(group):
         key = (group, point.name, point.value)
@@ -250,17 +251,17 @@ class ModelRegistry:
 
     @classmethod
     def register_model(cls, architecture: str, model: type | str) -> None:
-        """Serve checkpoints whose config.json names `architecture` with `model`.
+        """Serve checkpoints whose config.json has `architecture` with `model`.
 
         Args:
             architecture: a name in config.json's `architectures`.
             model: a class, or "package.module:Class", which is imported when such a checkpoint is
-                loaded. Either a subclass of `transformers.PreTrainedModel` whose attention goes
-                through `transformers`' attention interface, which then runs as any model of
-                `transformers` does; or a class with the methods of `interface.OutsideModel`.
+                loaded. It is either a subclass of `transformers.PreTrainedModel` that uses
+                `transformers`' attention interface, and runs like other models of `transformers`;
+                or a class with the methods of `interface.OutsideModel`.
 
-        An architecture that is known already is taken over, with a warning. Raises `ConfigError`
-        for what is neither a class nor such a string.
+        An existing architecture is replaced with a warning. Raises `ConfigError` if `model` is
+        neither a class nor such a string.
         """
         if not isinstance(architecture, str) or not architecture:
             raise ConfigError(f"An architecture is a name, not {architecture!r}.", param="model")
@@ -274,29 +275,29 @@ class ModelRegistry:
 
     @classmethod
     def unregister_model(cls, architecture: str) -> None:
-        """Forget a registered class; unknown names are no error."""
+        """Remove a registered class; unknown names are ignored."""
         cls._classes.pop(architecture, None)
 
     @classmethod
     def get_registered_archs(cls) -> list[str]:
-        """Architectures that run by a registered class."""
+        """Return the architectures with registered classes."""
         return sorted(cls._classes)
 
     @classmethod
     def get_supported_archs(cls) -> list[str]:
-        """Architectures that run natively or by a registered class."""
+        """Return the architectures that run natively or by registered classes."""
 
         return sorted({*native_architectures(), *cls._classes})
 
     @classmethod
     def find(cls, config: dict[str, Any], methods: Sequence[str] = _CONTRACT) -> type | None:
-        """The class registered for a config.json, imported; None: there is none.
+        """Return the class registered for a config.json after importing it; None for none.
 
         Args:
-            config: of which `architectures` is read.
-            methods: that the class must have, unless it is a class of `transformers`.
+            config: a config.json with `architectures`.
+            methods: required methods, except for classes of `transformers`.
 
-        Raises `ModelLoadError` when it can't be imported or lacks a method.
+        Raises `ModelLoadError` if it can't be imported or lacks a method.
         """
         names = config.get("architectures") or []
         name = next((name for name in names if name in cls._classes), None)
@@ -315,7 +316,7 @@ class ModelRegistry:
 
 
 def is_transformers(model: type) -> bool:
-    """Whether this is a model class of `transformers`, which the bridge runs."""
+    """Return whether this is a model class of `transformers`, which runs by the bridge."""
     from transformers import PreTrainedModel
 
     return issubclass(model, PreTrainedModel)

@@ -1,4 +1,4 @@
-"""Rotary position embedding: the cos/sin table with every scaling that checkpoints use.
+"""Rotary position embedding: the cos/sin table with the scalings of all supported checkpoints.
 
 Sources: Su et al., RoFormer (arXiv 2104.09864); position interpolation (2306.15595); NTK-aware
 "dynamic" scaling; YaRN (2309.00071); LongRoPE (2402.13753); Llama 3.1's piecewise scaling.
@@ -19,7 +19,7 @@ _POSITIVE = (
     "factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings",
     "beta_fast", "beta_slow", "attention_factor",
 )  # fmt: skip
-"""Numbers of scalings that make no sense at 0 or below."""
+"""Parameters of scalings that must be above 0."""
 _MAX_NUMBER = 1 << 31
 _MAX_TABLE_BYTES = 1 << 30
 
@@ -30,12 +30,12 @@ class RopeSpec:
 
     Attributes:
         theta: the base.
-        dim: how many of a head's dimensions are rotated (even).
+        dim: the number of a head's dimensions that are rotated (even).
         kind: "default", "linear", "dynamic", "llama3", "yarn" or "longrope".
-        params: the scaling's own numbers (`factor`, ...).
-        max_position_embeddings: positions that the checkpoint was made for.
-        planes: by frequency, which of a token's three positions (time, height, width) rotates it
-            (M-RoPE, arXiv 2409.12191); (): a token has one position.
+        params: the scaling's parameters (`factor`, ...).
+        max_position_embeddings: the number of positions that the checkpoint was made for.
+        planes: by frequency, the index of the position that rotates it, of a token's three (time,
+            height, width; M-RoPE, arXiv 2409.12191); () if a token has one position.
     """
 
     theta: float
@@ -46,14 +46,14 @@ class RopeSpec:
     planes: tuple[int, ...] = ()
 
 
-#: Tokens of a step with possibly three different positions; see `rotate_in_planes`.
+#: Maximum number of a step's tokens with three positions; see `rotate_in_planes`.
 MAX_PLANE_ROWS = 8192
 
 
 def rotate_in_planes(table: Tensor, planes: Tensor, positions: Tensor) -> None:
     """Write the rotations of tokens with three positions into the last rows of a table.
 
-    So kernels, which know one position a token, are given the row's number.
+    Kernels, which support one position per token, are then given the row's index.
 
     Args:
         table: float32 [max_positions + MAX_PLANE_ROWS, dim].
@@ -90,7 +90,7 @@ def rope_spec(config: dict[str, Any], dim: int, layer_type: str | None = None) -
 
 
 def _planes(params: dict[str, Any], dim: int) -> tuple[int, ...]:
-    """M-RoPE's planes. Raises `ModelLoadError` for sections that don't add up."""
+    """Read M-RoPE's planes. Raises `ModelLoadError` for sections that don't add up."""
     sections = params.pop("mrope_section")
     if not isinstance(sections, list | tuple) or len(sections) != 3 or sum(sections) != dim // 2:
         raise BadModelConfig(
@@ -105,10 +105,10 @@ def _planes(params: dict[str, Any], dim: int) -> tuple[int, ...]:
 
 
 def cos_sin_table(spec: RopeSpec, max_positions: int, device: str = "cpu") -> Tensor:
-    """float32 [max_positions, dim]: cosines in the first half, sines in the second.
+    """Return float32 [max_positions, dim]: cosines in the first half, sines in the second.
 
-    Raises `ModelLoadError` when a scaling lacks one of its numbers, or has one that makes no sense,
-    and for a table of over a GiB.
+    Raises `ModelLoadError` if a parameter of the scaling is missing or invalid, and for a table of
+    more than 1 GiB.
     """
     if max_positions * spec.dim * 4 > _MAX_TABLE_BYTES:
         raise ModelLoadError(
@@ -134,7 +134,7 @@ def cos_sin_table(spec: RopeSpec, max_positions: int, device: str = "cpu") -> Te
 
 
 def _unsupported_scaling(spec: RopeSpec) -> ModelLoadError:
-    """The error of a scaling that can't be computed."""
+    """Return the error for a scaling that can't be computed."""
     scalars = {name: value for name, value in spec.params.items() if not isinstance(value, list)}
     return ModelLoadError(
         f"config.json: rope scaling {spec.kind!r} with theta {spec.theta} and {scalars} has no "
@@ -144,7 +144,7 @@ def _unsupported_scaling(spec: RopeSpec) -> ModelLoadError:
 
 
 def _check_numbers(params: dict[str, Any]) -> None:
-    """Raise `ModelLoadError` for a scaling's number that is none, or isn't positive."""
+    """Raise `ModelLoadError` for a scaling's parameter that isn't a positive number."""
     for name in _POSITIVE:
         value = params.get(name)
         if value is None:
@@ -158,7 +158,7 @@ def _check_numbers(params: dict[str, Any]) -> None:
 
 
 def _inverse_frequencies(theta: float, dim: int) -> Tensor:
-    """Inverse frequencies without scaling: float32 [dim / 2]."""
+    """Return inverse frequencies without scaling: float32 [dim / 2]."""
     return 1.0 / theta ** (torch.arange(0, dim, 2, dtype=torch.int64).float() / dim)
 
 
@@ -171,7 +171,7 @@ def _linear(spec: RopeSpec, max_positions: int) -> tuple[Tensor, float]:
 
 
 def _dynamic(spec: RopeSpec, max_positions: int) -> tuple[Tensor, float]:
-    """NTK: a larger base when the served context is longer than the trained one."""
+    """NTK: increase the base if the served context is longer than the trained one."""
     trained, factor = spec.max_position_embeddings, spec.params["factor"]
     length = max(max_positions, trained)
     stretch = (factor * length / trained) - (factor - 1)
@@ -180,7 +180,7 @@ def _dynamic(spec: RopeSpec, max_positions: int) -> tuple[Tensor, float]:
 
 
 def _llama3(spec: RopeSpec, max_positions: int) -> tuple[Tensor, float]:
-    """High frequencies stay, low ones are divided by `factor`, those between are blended."""
+    """Keep high frequencies, divide low ones by `factor`, and interpolate between them."""
     factor = spec.params["factor"]
     low, high = spec.params["low_freq_factor"], spec.params["high_freq_factor"]
     trained = spec.params["original_max_position_embeddings"]
@@ -194,14 +194,14 @@ def _llama3(spec: RopeSpec, max_positions: int) -> tuple[Tensor, float]:
 
 
 def _yarn(spec: RopeSpec, max_positions: int) -> tuple[Tensor, float]:
-    """YaRN: interpolation by wavelength, and a magnitude that keeps attention's entropy."""
+    """YaRN: interpolate by wavelength, with a magnitude that preserves attention's entropy."""
     params, dim, theta = spec.params, spec.dim, spec.theta
     factor = params["factor"]
     trained = params.get("original_max_position_embeddings") or spec.max_position_embeddings
     fast, slow = params.get("beta_fast") or 32, params.get("beta_slow") or 1
 
     def turns_at(rotations: float) -> float:
-        """The (real) dimension whose wavelength makes so many turns over the trained context."""
+        """Return the (real) dimension that makes this many rotations over the trained context."""
         return dim * math.log(trained / (rotations * 2 * math.pi)) / (2 * math.log(theta))
 
     low, high = turns_at(fast), turns_at(slow)
@@ -217,7 +217,7 @@ def _yarn(spec: RopeSpec, max_positions: int) -> tuple[Tensor, float]:
 
 
 def _yarn_attention_factor(params: dict[str, Any], factor: float) -> float:
-    """YaRN's factor on cos and sin."""
+    """Return YaRN's factor of cos and sin."""
     if params.get("attention_factor") is not None:
         return float(params["attention_factor"])
 
@@ -231,7 +231,7 @@ def _yarn_attention_factor(params: dict[str, Any], factor: float) -> float:
 
 
 def _longrope(spec: RopeSpec, max_positions: int) -> tuple[Tensor, float]:
-    """LongRoPE: one factor a frequency, one list for short and one for long contexts."""
+    """LongRoPE: a factor for each frequency, in one list for short and one for long contexts."""
     params = spec.params
     trained = params.get("original_max_position_embeddings") or spec.max_position_embeddings
     factor = params.get("factor") or spec.max_position_embeddings / trained

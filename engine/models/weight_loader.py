@@ -1,4 +1,4 @@
-"""From a checkpoint's tensors to a layer's weights, by the layer's description."""
+"""Loads layers' weights from a checkpoint's tensors, by the layers' descriptions."""
 
 from __future__ import annotations
 
@@ -70,21 +70,21 @@ from kernels.lora import LoraSlice, LoraWeights
 
 #: The constant c of RG-LRU's decays (arXiv 2402.19427, 2.4).
 LRU_SHARPNESS = 8.0
-#: What is added to logits that never win: finite, so that log probabilities are.
+#: Added to the logits of tokens that are never generated: finite, so that log probabilities are.
 _HIDDEN = -3.0e38
 
 
 class WeightLoader:
-    """Loads layers one at a time, so that never more than a layer is held twice.
+    """Loads layers one at a time, so that at most one layer is in memory twice.
 
     Args:
         spec: the architecture.
         ops: kernels of the device.
-        dtype: in which linear weights are kept. Norms and biases are float32.
-        max_model_len: length of the rotary tables.
-        scheme: which weights are kept in few bits.
-        shard: what of the model is this rank's; None: all.
-        expert_shard: which experts are this rank's; None: all, or its shard of them.
+        dtype: the dtype of linear weights. Norms and biases are float32.
+        max_model_len: the length of the rotary tables.
+        scheme: the weights to quantize.
+        shard: this rank's share of the model; None for all of it.
+        expert_shard: this rank's experts; None for all of them, or `shard`'s part of each.
     """
 
     def __init__(
@@ -103,9 +103,9 @@ class WeightLoader:
         self._max_model_len = max_model_len
         self._tables: list[tuple[RopeSpec, Tensor]] = []
         self._scratch = LoadBuffer()
-        #: Of blocks that several layers share.
+        #: Linear layers of blocks that several layers share.
         self._shared_linears: dict[FusedLinear, LinearLayer] = {}
-        #: Of the layers so far.
+        #: Reports of the layers loaded so far.
         self.reports: list[LayerReport] = []
         optional = spec.names.optional_prefix
         bare = f"{spec.names.embedding.removeprefix(optional)}.weight"
@@ -113,10 +113,10 @@ class WeightLoader:
         self._strip = optional if embedding_name not in weights and bare in weights else ""
 
     def check(self, model: ModelDescription) -> None:
-        """Raise `ModelLoadError` where a packed weight hasn't the shape that config.json asks for,
-        and where a checkpoint that has some lacks a weight.
+        """Raise `ModelLoadError` if a packed weight's shape doesn't match config.json, or if
+        a checkpoint that may have packed weights lacks a weight.
 
-        Before any memory is taken; others are checked as they are read.
+        This allocates no memory; other weights are checked when they are read.
         """
         some_packed = hasattr(self.weights, "is_packed")
         for layer in model.layers:
@@ -128,11 +128,11 @@ class WeightLoader:
                         self.tensor(f"{part.name}.weight", (part.rows, linear.columns))
 
     def has_weight(self, name: str) -> bool:
-        """Whether the checkpoint has a layer's weight as one tensor of that name."""
+        """Return whether the checkpoint has a layer's weight as one tensor of that name."""
         return f"{name}.weight".removeprefix(self._strip) in self.weights
 
     def has_other_head(self) -> bool:
-        """Whether the checkpoint has an output layer that differs from the embedding."""
+        """Return whether the checkpoint has an output layer that differs from the embedding."""
         names, shape = self.spec.names, (self.spec.vocab_size, self.spec.hidden_size)
         if names.lm_head == names.embedding or not self.has_weight(names.lm_head):
             return False
@@ -144,25 +144,25 @@ class WeightLoader:
         return not torch.equal(head, embedding)
 
     def lacks_head(self) -> bool:
-        """Whether the checkpoint has an embedding and no output layer, packed or not."""
+        """Return whether the checkpoint has an embedding but no output layer, packed or not."""
         names = self.spec.names
         has_head = self.has_weight(names.lm_head) or self.has_packed(names.lm_head)
         return not has_head and self.has_weight(names.embedding)
 
     def has_packed(self, name: str) -> bool:
-        """Whether the checkpoint keeps a layer's weight packed."""
+        """Return whether the checkpoint has a layer's weight in a packed format."""
         return not self._is_dense(name)
 
     def tensor(self, name: str, shape: tuple[int, ...]) -> Tensor:
-        """A tensor of the checkpoint, in its dtype, maybe backed by the mapped file."""
+        """Return a tensor of the checkpoint in its dtype, which may be memory-mapped."""
         return self.weights.get(name.removeprefix(self._strip), shape)
 
     def vector(self, name: str, *shape: int) -> Tensor:
-        """A small tensor of our own, in float32, on the kernels' device."""
+        """Return a copy of a small tensor in float32 on the kernels' device."""
         return self.tensor(name, shape).float().clone().to(self.ops.device)
 
     def norm(self, norm: NormDescription) -> NormWeights:
-        """A norm's weights."""
+        """Load a norm's weights."""
         spec = self.spec
         if not norm.name:
             return NO_NORM
@@ -170,7 +170,7 @@ class WeightLoader:
         if spec.norm == "rms" and weight is not None:
             return NormWeights("rms", weight)
         bias = self.vector(f"{norm.name}.bias", norm.size) if spec.norm_bias else None
-        # torch's norm wants its weights in the dtype of what is normed.
+        # torch's LayerNorm requires the input's dtype for its weights.
         norm_dtype = self.ops.activation_dtype(self.dtype)
         return NormWeights(
             "layer",
@@ -182,13 +182,13 @@ class WeightLoader:
         return self.vector(f"{name}.weight", *shape) + self.spec.norm_offset
 
     def weight_source(self, name: str, rows: int, columns: int) -> WeightSource:
-        """A weight [rows, columns], whichever way around the checkpoint keeps it."""
+        """Return a weight as [rows, columns], even if the checkpoint has it transposed."""
         if self.spec.transposed and self._is_dense(name):
             return DenseSource(self.tensor(f"{name}.weight", (columns, rows)).T)
         return self.weights.matrix(f"{name}.weight".removeprefix(self._strip), (rows, columns))
 
     def _is_dense(self, name: str) -> bool:
-        """Whether the checkpoint has the weight as a tensor: packed ones aren't turned around."""
+        """Return whether the weight isn't packed; packed ones are never transposed."""
         packed = getattr(self.weights, "is_packed", None)
         return packed is None or not packed(name.removeprefix(self._strip))
 
@@ -198,10 +198,10 @@ class WeightLoader:
         rows: Sequence[range] | None = None,
         inputs: Sequence[int] | None = None,
     ) -> LinearLayer:
-        """A linear layer, packed.
+        """Load and pack a linear layer.
 
-        Where ranks share the model, a layer that is split has `rows` of the stack alone, or gives
-        all ranks' outputs, and takes `inputs`; see `RankGroup.shard_linear`.
+        If ranks share the model, a split layer has only `rows` of the stack; without `rows` it
+        returns all ranks' outputs, and gathers its input by `inputs`, see `RankGroup.shard_linear`.
         """
         spec = self.spec
         if linear.order == "repeated":
@@ -239,7 +239,7 @@ class WeightLoader:
         names: Sequence[str],
         inputs: Sequence[int] | None = None,
     ) -> LinearLayer:
-        """A layer whose outputs the ranks share, or all of it where there are none."""
+        """Pack a layer whose outputs the ranks share; without ranks, the whole layer."""
         shard = self.shard
         if shard is None:
             return self.pack_sources(matrices, bias, quantization, order, names)
@@ -259,14 +259,14 @@ class WeightLoader:
         order: Tensor | None,
         names: Sequence[str],
     ) -> LinearLayer:
-        """A layer of some rows of the stack; only these are read."""
+        """Pack some rows of the stacked matrices; only these are read."""
         bias = None if bias is None else bias[_numbers(rows)]
         return self.pack_sources(
             _select_rows(matrices, rows, order), bias, quantization, names=names
         )
 
     def _repeat_kv_heads(self, linear: FusedLinear) -> LinearLayer:
-        """Of a layer with fewer KV heads than others: each as often as it takes to have as many."""
+        """Load a layer with fewer KV heads than others; each is repeated to get their number."""
         q, k, v = linear.parts
         order = repeat_kv_rows(self.spec, k.rows)
         queries = self.tensor(f"{q.name}.weight", (q.rows, linear.columns))
@@ -277,7 +277,7 @@ class WeightLoader:
         return self.pack(torch.cat((queries, keys, values)), None)
 
     def table(self, table: TableDescription) -> LinearLayer:
-        """The output layer or the embedding."""
+        """Load the output layer or the embedding."""
         shape = (self.spec.vocab_size, self.spec.hidden_size)
         bias = self.vector(f"{self.spec.names.lm_head}.bias", shape[0]) if table.bias else None
         if table.hidden:
@@ -291,7 +291,7 @@ class WeightLoader:
         return self.pack_shared([matrix], bias, self.scheme.embeddings, None, [table.name])
 
     def pack(self, weight: Tensor, bias: Tensor | None) -> LinearLayer:
-        """A linear layer of [rows, columns]."""
+        """Pack a linear layer [rows, columns]."""
         return self.pack_sources([DenseSource(weight)], bias, self.scheme.layers)
 
     def pack_sources(
@@ -302,9 +302,7 @@ class WeightLoader:
         order: Tensor | None = None,
         names: Sequence[str] = (),
     ) -> LinearLayer:
-        """A layer of matrices over each other; `names` of the checkpoint are for the report, where
-        there is one.
-        """
+        """Pack stacked matrices. With `names` of the checkpoint, the layer is reported."""
         bias = bias.float() if bias is not None else None
         stack = LinearPacker(matrices, order, self.weights.release, self._scratch)
         layer = stack.pack(self.ops, bias, self.dtype, quantization, self.scheme.bf16_inputs)
@@ -316,7 +314,7 @@ class WeightLoader:
         return layer
 
     def layer(self, layer: LayerDescription) -> LayerWeights:
-        """All weights of one layer."""
+        """Load all weights of a layer."""
         mixer = layer.attention
         attention: TokenMixerWeights | None
         if mixer is None:
@@ -372,7 +370,7 @@ class WeightLoader:
         )
 
     def altup_model(self, altup: AltUpModelDescription) -> AltUpModelWeights:
-        """What a model with several hidden states has beside its layers."""
+        """Load what a model with several hidden states has beside its layers."""
         spec = self.spec.altup
         if spec is None:
             raise ValueError("the model has one hidden state a token")
@@ -415,7 +413,7 @@ class WeightLoader:
     def _with_low_ranks(
         self, layer: LinearLayer, linear: FusedLinear, names: Sequence[str], rank: int
     ) -> LinearLayer:
-        """A shared layer with what one of its users adds to each part; (): nothing."""
+        """Return a shared layer with one user's low-rank weights for each part, if any."""
         if not names:
             return layer
         a, parts, first = [], [], 0
@@ -460,7 +458,7 @@ class WeightLoader:
 
     @cached_property
     def _distance_bias(self) -> Tensor | None:
-        """float32 [num_heads, max_distance + 1] of the layers' scores."""
+        """float32 [num_heads, max_distance + 1], the bias of all layers' scores by distance."""
         if (relative := self.spec.relative_bias) is None:
             return None
         shape = relative.num_buckets, self.spec.num_heads
@@ -499,8 +497,8 @@ class WeightLoader:
     def _absorb_kv_b_proj(
         self, described: LatentDescription
     ) -> tuple[PerHeadLinear, PerHeadLinear]:
-        """Each head's keys, turned around, and its values: in the model's dtype, in which the
-        checkpoint's few bits are read, for of keys columns become rows.
+        """Return each head's transposed projection to keys, and its projection to values. Quantized
+        weights are dequantized to the model's dtype, since transposing turns columns into rows.
         """
         latents, heads = described.latents, described.heads
         pair = latents.qk_nope_head_dim + latents.value_size
@@ -515,7 +513,7 @@ class WeightLoader:
             self.weights.release()
         absorbed = self.ops.head_linears(into), self.ops.head_linears(out_of)
         keeps_format = matrix.source == str(self.dtype).removeprefix("torch.")
-        last = [DenseSource(values)], out_of[-1]  # stands for all
+        last = [DenseSource(values)], out_of[-1]  # represents all heads
         report = layer_report([heads.parts[0].name], *last, keeps_format, self.ops.device)
         nbytes = sum(part.nbytes for part in absorbed)
         self.reports.append(replace(report, format=matrix.source, nbytes=nbytes))
@@ -557,7 +555,7 @@ class WeightLoader:
                 by_key = scan.rate_bias.view(heads, state.key_size)
                 scan = replace(scan, decay=scan.decay.flatten(), rate_bias=by_key)
         if described.norm.name:
-            # Without the offset that the family's other norms have.
+            # Without the offset of the family's other norms.
             norm = self.vector(f"{described.norm.name}.weight", described.norm.size)
         if state.input_scales:
             scales = torch.tensor(state.input_scales, device=self.ops.device)
@@ -582,7 +580,7 @@ class WeightLoader:
 
     def _lru(self, described: StateDescription) -> LruWeights:
         heads, size = described.state.num_heads, described.state.value_size
-        # A head's gate is x W + b there, with W [inputs, outputs].
+        # Here a head's gate is x W + b with W [inputs, outputs].
         weights = [
             self.tensor(f"{name}_weight", (heads, size, size)) for name in described.head_gates
         ]
@@ -597,7 +595,7 @@ class WeightLoader:
         )
 
     def _qk_norm(self, attention: AttentionDescription) -> dict[str, Any]:
-        """The weights that norm queries and keys, by their names in `AttentionWeights`."""
+        """Load the norms of queries and keys by their names in `AttentionWeights`."""
         spec, kind, dim = self.spec, attention.qk_norm, self.spec.head_dim
         both = (("q", attention.q_norm, spec.num_heads), ("k", attention.k_norm, spec.num_kv_heads))
         if not kind:
@@ -631,7 +629,7 @@ class WeightLoader:
 
     @property
     def plane_tables(self) -> list[tuple[Tensor, Tensor]]:
-        """Rotary tables whose last rows are for tokens with three positions, and their planes."""
+        """Rotary tables that end with rows for tokens with three positions, and their planes."""
         return [
             (table, torch.tensor(rope.planes, device=table.device))
             for rope, table in self._tables
@@ -642,7 +640,7 @@ class WeightLoader:
         return torch.tensor(slopes, dtype=torch.float32, device=self.ops.device)
 
     def _table(self, rope: RopeSpec | None) -> Tensor | None:
-        """The rotary table, one for all layers with the same embedding."""
+        """Return the rotary table, which layers with the same rotary embedding share."""
         if rope is None:
             return None
         for cached_rope, table in self._tables:
@@ -656,7 +654,7 @@ class WeightLoader:
         return table
 
     def mlp(self, mlp: MlpDescription) -> MlpWeights:
-        """The weights of a dense MLP."""
+        """Load a dense MLP's weights."""
         shard, inner = self.shard, mlp.down.columns
         up = self.linear(mlp.up, None if shard is None else shard.up_rows(inner, mlp.gated))
         down = self.linear(mlp.down, inputs=None if shard is None else shard.inner(inner))
@@ -670,9 +668,9 @@ def _numbers(rows: Sequence[range]) -> Tensor:
 def _select_rows(
     matrices: Sequence[WeightSource], rows: Sequence[range], order: Tensor | None = None
 ) -> list[WeightSource]:
-    """Rows of matrices over each other; only these are read.
+    """Select rows of stacked matrices; only these are read.
 
-    `order`: of the only matrix's rows, which `rows` count by; None: as they come.
+    `order`: the order of a single matrix's rows, to which `rows` refer; None for no change.
     """
     if order is not None:
         return [RowSelection(matrices[0], order[_numbers(rows)])]
@@ -688,14 +686,14 @@ def _select_rows(
 
 
 def repeat_kv_rows(spec: DecoderSpec, count: int) -> Tensor:
-    """Row numbers of `count` rows of KV heads, each head as often as it takes to have all."""
+    """Return indices that repeat `count` rows of KV heads until there are `num_kv_heads`."""
     heads = count // spec.head_dim
     rows = torch.arange(count).view(heads, spec.head_dim)
     return rows.repeat_interleave(spec.num_kv_heads // heads, dim=0).flatten()
 
 
 def ungroup_qkv_rows(spec: DecoderSpec) -> Tensor:
-    """Row numbers that bring [KV head][its queries, key, value] to all queries, keys, values."""
+    """Return indices from rows [KV head][its queries, key, value] to queries, keys, values."""
     group, dim = spec.num_heads // spec.num_kv_heads, spec.head_dim
     rows = torch.arange(spec.q_size + 2 * spec.kv_size).view(spec.num_kv_heads, group + 2, dim)
     return torch.cat((rows[:, :group].flatten(), rows[:, group].flatten(), rows[:, -1].flatten()))
