@@ -459,7 +459,7 @@ class NativeDecoder(SupportsLoRA):
         Args:
             token_ids: int64 [num_tokens].
             context: the step's batch.
-            taps: receives the inputs of some layers; requires results for all tokens.
+            taps: receives the inputs of some layers, for all tokens.
 
         Returns:
             [num_rows, hidden] for `context.logits_rows` (all tokens if it is None); [num_rows, 0]

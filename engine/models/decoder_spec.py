@@ -238,7 +238,7 @@ class SparseIndexSpec:
     relative to the layer.
 
     Attributes:
-        num_heads, head_dim: of index queries; the key has one head.
+        num_heads, head_dim: the number and size of index queries' heads; the key has one head.
         top_k: the number of selected tokens.
         queries: the projection from the queries' latent to index queries.
         keys, key_norm: the projection from the hidden state to index keys, and their LayerNorm.
@@ -433,8 +433,8 @@ class DecoderSpec:
             causal attention.
         rope: the layers' rotary embedding; None without rotation.
         layer_ropes: rotary embedding by layer, if they differ.
-        rope_neox: whether halves are rotated; otherwise neighbouring elements.
-        alibi_slopes: by query head; () without ALiBi.
+        rope_neox: whether rotation pairs elements of both halves; otherwise adjacent elements.
+        alibi_slopes: slopes by query head; () without ALiBi.
         relative_bias: biases by distance; None for none.
         attention_output_gate: whether each head's query is followed by a gate, whose sigmoid
             multiplies the head's output.

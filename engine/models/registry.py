@@ -1,4 +1,4 @@
-"""`ModelRegistry`: architectures of plug-ins."""
+"""The architectures of the native decoder, and `ModelRegistry` with those of plug-ins."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ _SPELLINGS = {
 }
 _FAMILIES |= {spelling: _FAMILIES[name] for spelling, name in _SPELLINGS.items()}
 #: Sizes above those of any model. They are limited because lists of layers and experts are built
-#: before weights are read, and the size of random weights depends only on them.
+#: before weights are read, and random weights have these sizes.
 _MAX_SIZES = {
     "num_hidden_layers": 10_000,
     "hidden_size": 1 << 20,

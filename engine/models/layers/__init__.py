@@ -1,1 +1,1 @@
-"""Pieces that models share."""
+"""Layers and other parts that models share."""

@@ -38,7 +38,7 @@ class SparseGate:
     def __call__(self, x: Tensor) -> Tensor:
         """Return x itself."""
         if not len(x):
-            return x  # of nothing there is no deviation, as torch would warn
+            return x  # torch warns about the deviation of nothing
         gate = x[:, : x.shape[1] // 2]
         deviation = gate.std(dim=-1, keepdim=True, unbiased=False)
         cutoff = gate.mean(dim=-1, keepdim=True) + deviation * self._deviations

@@ -215,7 +215,7 @@ class QKRMSNorm:
     """RMSNorm over all of a token's queries, and over all of its keys.
 
     Attributes:
-        q_weight, k_weight: float32 [q] and [k], the numbers of a token's query and key values.
+        q_weight, k_weight: float32 [q_size] and [k_size], the sizes of a token's queries and keys.
     """
 
     ops: KernelSet

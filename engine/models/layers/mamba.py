@@ -256,7 +256,7 @@ class LightningMixer:
         conv = self.ops.causal_conv(mixed, cache.conv, weights.conv, None, cache.of)
         by_head = conv.unflatten(-1, (state.num_heads, 3, state.value_size))
         q, k, v = (part.contiguous() for part in by_head.unbind(-2))
-        rate = x.new_zeros((len(x), state.num_heads))  # within limits that leave 1
+        rate = x.new_zeros((len(x), state.num_heads))  # limits clamp all rates to 1
         inputs = ScanInputs(q, k, v, rate)
         values = cache.run_scan(self.ops, inputs, self.scan)
         return self.output(self.norm(values).mul_(torch.sigmoid(gate)))

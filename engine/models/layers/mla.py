@@ -34,7 +34,7 @@ class MlaAttention:
         output: the output projection and what follows it: [T, heads * value_size] -> [T, hidden].
         heads: the number of query heads.
         scale: the factor of products of queries and keys.
-        neox: whether halves are rotated; otherwise neighbouring elements.
+        neox: whether rotation pairs elements of both halves; otherwise adjacent elements.
         index: selects the tokens that are attended to; None for all.
     """
 
@@ -126,7 +126,7 @@ class MlaAttention:
         return queries.unflatten(-1, (self.heads, -1))
 
 
-#: Number of queries whose latents are gathered at a time: for V3.2's 2048 of 704 values, 92 MB.
+#: Number of queries whose latents are gathered at once: 92 MB for V3.2's 2048 of 704 values each.
 _QUERIES_AT_ONCE = 16
 #: Epsilon of the index keys' LayerNorm, independent of the model's other norms.
 _INDEX_NORM_EPS = 1e-6

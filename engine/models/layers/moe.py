@@ -2,7 +2,7 @@
 
 Every layout is converted to gate over up [2 I, H] and down [H, I] for each expert.
 
-- "split": one tensor per expert and projection, or, if they exist, `gate_up_proj` [E, 2 I, H] and
+- "split": one tensor per expert and projection, or, without these, `gate_up_proj` [E, 2 I, H] and
   `down_proj` [E, H, I];
 - "interleaved" (gpt-oss): `gate_up_proj` [E, H, 2 I] with alternating gate and up, `down_proj`
   [E, I, H], each with a bias;
@@ -123,7 +123,7 @@ def _transposed(
     count, inner = moe.num_experts, moe.intermediate_size
 
     def read(name: str, rows: int, columns: int) -> Tensor:
-        try:  # `transformers` transposes what hasn't this shape
+        try:  # `transformers` transposes tensors of the other shape
             return weights.get(prefix + name, (count, rows, columns))
         except ModelLoadError:
             return weights.get(prefix + name, (count, columns, rows)).transpose(1, 2)
