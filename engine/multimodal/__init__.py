@@ -1,6 +1,7 @@
-"""Pictures in prompts: from files to what an encoder reads, and which tokens stand for them.
+"""Preprocessing of images, videos, audio and documents: encoder inputs and placeholder tokens.
 
-Without torch: gateways and media processes use it too. What computes is in `engine.models.vision`.
+It doesn't use torch, as gateways and media workers import it. The encoders are in
+`engine.models.vision` and `engine.models.speech`.
 """
 
 from engine.multimodal.registry import (

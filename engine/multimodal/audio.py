@@ -1,8 +1,8 @@
-"""Sound for encoders: from samples to log-mel frames, on numpy alone.
+"""Log-mel features of audio, computed with numpy.
 
-The frames are those of OpenAI's Whisper and of `transformers`' `WhisperFeatureExtractor`: a short
-time Fourier transform of 25 ms every 10 ms, Slaney's mel filters, the logarithm to base 10 cut off
-8 below its maximum, and scaled.
+They equal those of OpenAI's Whisper and of `transformers`' `WhisperFeatureExtractor`: a short-time
+Fourier transform of 25 ms every 10 ms, Slaney's mel filters, and the logarithm to base 10, clipped
+at 8 below its maximum and scaled.
 """
 
 from __future__ import annotations
@@ -15,23 +15,24 @@ import numpy as np
 from engine.contract.errors import InvalidRequest
 from engine.multimodal.inputs import MediaTensors
 
-#: Samples a second that the models hear.
+#: Samples per second of the models' input.
 SAMPLE_RATE = 16_000
 #: Samples between two frames.
 HOP = 160
-#: Samples of a frame.
+#: Samples per frame.
 _FRAME = 400
-#: Name of the tensor that encoders of sound read.
+#: Name of the tensor with an audio encoder's input.
 FEATURES = "features"
 _MIN_POWER = 1e-10
-#: Frames of a stretch that are computed at once, and those around them that share their samples.
+#: Frames that are computed at once, and neighboring frames on either side that share samples with
+#: them.
 _PART_FRAMES, _CONTEXT = 3000, _FRAME // HOP + 1
 
 
 def check_samples(samples: Any, param: str = "multi_modal_data") -> np.ndarray:
-    """Samples of sound as float32 [n]; several channels, [n, channels], are averaged.
+    """Return audio samples as float32 [n]. The channels of [n, channels] are averaged.
 
-    Raises `InvalidRequest` for what holds no samples, or NaN or infinity.
+    Raises `InvalidRequest` for other shapes or dtypes, for no samples, and for NaN or infinity.
     """
     values = np.asarray(samples)
     if values.dtype.kind not in "fiu" or values.ndim not in (1, 2) or not values.size:
@@ -49,7 +50,7 @@ def check_samples(samples: Any, param: str = "multi_modal_data") -> np.ndarray:
 
 
 def check_sample_rate(rate: Any, param: str = "multi_modal_data") -> None:
-    """Raise `InvalidRequest` for a rate that can't be."""
+    """Raise `InvalidRequest` unless the rate is an integer from 1000 to 768000."""
     if not isinstance(rate, int | np.integer) or not 1_000 <= rate <= 768_000:
         raise InvalidRequest(
             f"The sample rate must be from 1000 to 768000, got {rate!r:.40}.", param=param
@@ -57,7 +58,7 @@ def check_sample_rate(rate: Any, param: str = "multi_modal_data") -> None:
 
 
 def resample(samples: np.ndarray, rate: int) -> np.ndarray:
-    """float32 [n] at `SAMPLE_RATE`, by FFmpeg's filter."""
+    """Resample float32 [n] from `rate` to `SAMPLE_RATE` with FFmpeg's filter."""
     if rate == SAMPLE_RATE:
         return samples
     import av
@@ -72,15 +73,17 @@ def resample(samples: np.ndarray, rate: int) -> np.ndarray:
 
 
 def log_mel(samples: np.ndarray, num_mels: int, num_frames: int) -> np.ndarray:
-    """float32 [num_mels, num_frames] of samples at `SAMPLE_RATE`, padded by silence or cut."""
+    """Return features, float32 [num_mels, num_frames], of samples at `SAMPLE_RATE`, which are
+    padded with silence or cut.
+    """
     return scale_window(log_powers(samples, num_mels, num_frames), num_frames)
 
 
 def log_powers(samples: np.ndarray, num_mels: int, num_frames: int) -> np.ndarray:
-    """Logarithms to base 10, float32 [num_frames, num_mels], of samples at `SAMPLE_RATE`, padded by
-    silence or cut.
+    """Return mel powers' logarithms to base 10, float32 [num_frames, num_mels], of samples at
+    `SAMPLE_RATE`, which are padded with silence or cut.
 
-    They are computed in parts, so that memory is bounded by the result.
+    They are computed in parts, so that temporary memory doesn't grow with the number of frames.
     """
     parts = []
     for first in range(0, num_frames, _PART_FRAMES):
@@ -92,20 +95,20 @@ def log_powers(samples: np.ndarray, num_mels: int, num_frames: int) -> np.ndarra
 
 
 def _part_powers(samples: np.ndarray, num_mels: int, num_frames: int) -> np.ndarray:
-    """The same of a part, mirrored at its edges."""
+    """Return `log_powers` of samples that are reflected at both ends."""
     padded = np.zeros(num_frames * HOP, dtype=np.float32)
     padded[: len(samples)] = samples
     centered = np.pad(padded, _FRAME // 2, mode="reflect")
     frames = np.lib.stride_tricks.sliding_window_view(centered, _FRAME)[::HOP][:num_frames]
-    # In float64, as `transformers` has it, so that quiet frames keep their values.
+    # In float64, as in `transformers`, for the precision of quiet frames.
     spectrum = np.abs(np.fft.rfft(frames * _window(), axis=1)) ** 2
     mel = np.maximum(_MIN_POWER, spectrum @ _mel_filters(num_mels))
     return np.log10(mel).astype(np.float32)
 
 
 def scale_window(powers: np.ndarray, num_frames: int) -> np.ndarray:
-    """What an encoder reads of a window, float32 [num_mels, num_frames], of `log_powers` [n,
-    num_mels] that begin with it. Silence follows them where they end earlier.
+    """Return the encoder's input for a window, float32 [num_mels, num_frames], from the first of
+    `log_powers` [n, num_mels], padded with silence.
     """
     window = np.full((powers.shape[1], num_frames), np.log10(_MIN_POWER), dtype=np.float32)
     window[:, : len(powers)] = powers[:num_frames].T
@@ -114,24 +117,26 @@ def scale_window(powers: np.ndarray, num_frames: int) -> np.ndarray:
 
 
 def stretch_powers(samples: np.ndarray, num_mels: int) -> np.ndarray:
-    """`log_powers` of a stretch of sound: all frames that one of its samples is in."""
+    """Return `log_powers` of all frames that contain any of the samples."""
     return log_powers(samples, num_mels, len(samples) // HOP + _FRAME // HOP + 1)
 
 
 def window_tensors(powers: np.ndarray, num_frames: int) -> MediaTensors:
-    """The encoder's input for one audio window, from its `log_powers` [n, num_mels]."""
+    """Return the encoder's tensors for a window, from its `log_powers` [n, num_mels]."""
     return {FEATURES: scale_window(powers, num_frames)}
 
 
 @cache
 def _window() -> np.ndarray:
-    """Hann's, periodic."""
+    """Return a periodic Hann window."""
     return np.hanning(_FRAME + 1)[:-1]
 
 
 @cache
 def _mel_filters(num_mels: int) -> np.ndarray:
-    """Triangles on Slaney's mel scale from 0 to 8 kHz, of equal area: [frequencies, num_mels]."""
+    """Return triangular filters of equal area on Slaney's mel scale from 0 to 8 kHz, float64
+    [frequencies, num_mels].
+    """
     frequencies = np.linspace(0, SAMPLE_RATE / 2, _FRAME // 2 + 1)
     edges = _mel_to_hertz(np.linspace(0, _hertz_to_mel(SAMPLE_RATE / 2), num_mels + 2))
     slopes = edges[None, :] - frequencies[:, None]

@@ -1,4 +1,4 @@
-"""`AudioProcessor`: audio in prompts of decoders, and the tokens that stand for it."""
+"""`AudioProcessor`: preprocessing of audio in prompts, and its placeholder tokens."""
 
 from __future__ import annotations
 
@@ -31,26 +31,27 @@ from engine.multimodal.sound_processor import read_samples
 from engine.text.tokenizer import load_tokenizer
 from engine.text.tokenizer_files import read_object
 
-#: Frames of an audio that hold sound, not padding: int64 [1].
+#: Tensor with the number of frames that aren't padding, int64 [1].
 NUM_FRAMES = "num_frames"
 
 
 def num_states_of(num_frames: int) -> int:
-    """Number of encoder states for this many frames: its second convolution has stride 2."""
+    """Return the number of encoder states, as the second convolution has stride 2."""
     return (num_frames + 1) // 2
 
 
 @dataclass(frozen=True, slots=True)
 class AudioLayout:
-    """How an encoder reads an audio.
+    """The input format of an audio encoder.
 
     Attributes:
-        num_mels: values of a frame.
-        max_frames: of an audio.
-        token_id: which stands for each vector.
-        pad_frames: from frames that hold sound to those of the sound with the silence behind it.
-        count_tokens: from frames that hold sound to tokens.
-        reads_padding: whether the encoder reads that silence, too.
+        num_mels: number of mel bands.
+        max_frames: maximum number of frames of an item.
+        token_id: the token that stands for each vector.
+        pad_frames: given the number of frames, returns that with padding.
+        count_tokens: given the number of frames without padding, returns that of tokens.
+        reads_padding: whether padding is part of the encoder's input. Without it, padding only
+            takes part in the features' scaling.
     """
 
     num_mels: int
@@ -62,7 +63,7 @@ class AudioLayout:
 
 
 def _qwen2_audio(config: dict[str, Any], folder: Path) -> AudioLayout:
-    """One window, padded; a token for two states that hear sound."""
+    """One padded window; a token for two states that aren't padding."""
     audio = config.get("audio_config") or {}
     length = 2 * int(audio.get("max_source_positions", 1500))
     token_id = int(config.get("audio_token_index", config.get("audio_token_id", 151646)))
@@ -76,7 +77,7 @@ def _qwen2_audio(config: dict[str, Any], folder: Path) -> AudioLayout:
 
 
 def _voxtral(config: dict[str, Any], folder: Path) -> AudioLayout:
-    """As many padded windows as there must be, all of whose states are heard."""
+    """Any number of padded windows, all of whose states are used."""
     audio, text = config.get("audio_config") or {}, config.get("text_config") or {}
     num_states = int(audio.get("max_source_positions", 1500))
     hidden = int(audio.get("hidden_size", audio.get("d_model", 1280)))
@@ -93,13 +94,15 @@ def _voxtral(config: dict[str, Any], folder: Path) -> AudioLayout:
 
 
 def _max_windows(text: dict[str, Any], num_tokens: int, num_features: int) -> int:
-    """Windows of an audio that a context and a message can hold; of one: tokens and features."""
+    """Return the maximum number of windows by the model's context and by `MAX_MEDIA_BYTES`, given
+    the tokens and features of a window.
+    """
     in_context = int(text.get("max_position_embeddings", 131072)) // num_tokens
     return max(1, min(in_context, MAX_MEDIA_BYTES // (4 * num_features)))
 
 
 def _qwen25_omni(config: dict[str, Any], folder: Path) -> AudioLayout:
-    """Frames that hold sound alone; a token for two states."""
+    """Frames without padding; a token for two states."""
     config = config.get("thinker_config") or config
     audio = config.get("audio_config") or {}
     extractor = read_object(folder / "preprocessor_config.json")
@@ -108,7 +111,7 @@ def _qwen25_omni(config: dict[str, Any], folder: Path) -> AudioLayout:
         int(audio.get("num_mel_bins", 128)),
         max_frames,
         int(config.get("audio_token_index", config.get("audio_token_id", 151646))),
-        # Two more frames hold some of the last samples, and may be the loudest.
+        # Two more frames contain some of the last samples. The scale depends on them, too.
         pad_frames=lambda num_frames: min(num_frames + 2, max_frames),
         count_tokens=lambda num_frames: num_states_of(num_frames) // 2,
         reads_padding=False,
@@ -116,7 +119,7 @@ def _qwen25_omni(config: dict[str, Any], folder: Path) -> AudioLayout:
 
 
 def _ultravox(config: dict[str, Any], folder: Path) -> AudioLayout:
-    """Windows of the frames that hold sound; a token for `stack_factor` states of a window."""
+    """Windows without padding; a token for `stack_factor` states of a window."""
     audio, text = config.get("audio_config") or {}, config.get("text_config") or {}
     extractor = read_object(folder / "preprocessor_config.json")
     num_mels = int(audio.get("num_mel_bins", extractor.get("feature_size", 0)))
@@ -136,7 +139,7 @@ def _ultravox(config: dict[str, Any], folder: Path) -> AudioLayout:
             for frames, count in ((window, num_windows), (remaining, 1))
         )
 
-    # The placeholder may lie behind the vocabulary of the text model: its last token takes over.
+    # The placeholder's id may exceed the text model's vocabulary, whose last token is used instead.
     vocab_size = int(text.get("vocab_size", config.get("vocab_size", 128256)))
     return AudioLayout(
         num_mels,
@@ -147,7 +150,7 @@ def _ultravox(config: dict[str, Any], folder: Path) -> AudioLayout:
     )
 
 
-#: By `model_type`.
+#: Layouts by `model_type`.
 _LAYOUTS: dict[str, Callable[[dict[str, Any], Path], AudioLayout]] = {
     "qwen2_audio": _qwen2_audio,
     "qwen2_5_omni": _qwen25_omni,
@@ -160,12 +163,12 @@ _ULTRAVOX_PLACEHOLDER = "<|audio|>"
 
 @dataclass(frozen=True, slots=True)
 class AudioProcessor:
-    """Of one model that hears.
+    """The audio processor of a model.
 
     Attributes:
-        layout: how its encoder reads an audio.
-        placeholder, placeholder_id: which stand for an audio in a prompt.
-        token, token_id: which stand for each vector.
+        layout: the encoder's input format.
+        placeholder, placeholder_id: the token that stands for an item in an unexpanded prompt.
+        token, token_id: the token that stands for each vector.
     """
 
     layout: AudioLayout
@@ -196,15 +199,17 @@ class AudioProcessor:
         return cls(layout, placeholder, placeholder_id, token, token_id)
 
     def prepare(self, audio: Any) -> PreparedMedia:
-        """What the encoder reads of (samples, rate), or of samples at `SAMPLE_RATE`.
+        """Prepare (samples, rate), or samples at `SAMPLE_RATE`, for the encoder.
 
-        Raises `InvalidRequest` for what is no sound, too long or too short.
+        Raises `InvalidRequest` for invalid audio, and for one that is too long or too short.
         """
         samples = read_samples(audio, self.layout.max_frames * HOP / SAMPLE_RATE)
         return self._prepare([samples], "multi_modal_data")
 
     def prepare_file(self, data: bytes) -> PreparedMedia:
-        """The same of a file of sound, of which no more is decoded than the model hears."""
+        """Prepare an audio file for the encoder. Raises `InvalidRequest` as `prepare`, for a file
+        that is too long before all of it is decoded.
+        """
         return self._prepare(decode_sound(data, "messages"), "messages")
 
     def _prepare(self, chunks: Iterable[np.ndarray], param: str) -> PreparedMedia:
@@ -237,7 +242,7 @@ class AudioProcessor:
         return self._prepared(tensors, num_tokens, num_samples / SAMPLE_RATE)
 
     def prepare_embeds(self, vectors: np.ndarray) -> PreparedMedia:
-        """An audio that comes as its encoder's vectors, float32 [n, hidden]."""
+        """Prepare the encoder's vectors of an item, float32 [n, hidden]."""
         return self._prepared({EMBEDS: vectors}, len(vectors), 0.0)
 
     def _prepared(self, tensors: MediaTensors, num_tokens: int, seconds: float) -> PreparedMedia:

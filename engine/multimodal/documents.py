@@ -1,4 +1,4 @@
-"""From a PDF to the text and the picture of each page, by PDFium."""
+"""Text and images of PDF pages, by PDFium."""
 
 from __future__ import annotations
 
@@ -11,23 +11,25 @@ from engine.multimodal.inputs import DocumentPage
 if TYPE_CHECKING:
     import pypdfium2
 
-#: Pixels an inch of a page's picture, and pixels of its longer side at most: a page of A4 is
-#: readable, and encoders look at no more.
+#: Pixels per inch of a page's image, and maximum pixels of its longer side. They make an A4 page
+#: readable, and encoders don't use more.
 DPI, MAX_SIDE = 144, 1568
-#: Of one document. Text beyond fits no model's context.
+#: Limits of a document. More text doesn't fit into any model's context.
 MAX_PAGES, MAX_TEXT_CHARS = 1000, 1 << 24
-#: Of all pictures of one document.
+#: Limit of all images of a document.
 MAX_IMAGE_BYTES = 1 << 27
 
 
 def read_pdf(data: bytes, max_images: int, param: str = "messages") -> list[DocumentPage]:
-    """The pages of a PDF.
+    """Return the pages of a PDF.
 
     Args:
-        max_images: number of pages that may be drawn; with 0 they have text alone.
-        param: names the document in errors.
+        max_images: maximum number of pages, which are rendered; with 0 they have only text, and
+            `MAX_PAGES` is the maximum.
+        param: the field that errors report.
 
-    Raises `InvalidRequest` for what is no PDF, is encrypted or damaged, or has too many pages.
+        Raises `InvalidRequest` for a file that isn't a PDF, is encrypted or damaged, has too many
+        pages, or too much text or too large images.
     """
     import pypdfium2
 
@@ -63,7 +65,7 @@ def read_pdf(data: bytes, max_images: int, param: str = "messages") -> list[Docu
 def _read_page(document: pypdfium2.PdfDocument, index: int, *, draws: bool) -> DocumentPage:
     page = document[index]
     textpage = page.get_textpage()
-    # PDFium marks the hyphen of a divided word so.
+    # PDFium returns U+FFFE for the hyphen of a divided word.
     text = textpage.get_text_bounded().replace("\r\n", "\n").replace("\ufffe", "-").strip()
     textpage.close()
     image = b""
@@ -71,7 +73,7 @@ def _read_page(document: pypdfium2.PdfDocument, index: int, *, draws: bool) -> D
         longer_side = max(*page.get_size(), 1.0)
         buffer = io.BytesIO()
         picture = page.render(scale=min(DPI / 72, MAX_SIDE / longer_side)).to_pil()
-        # Lossless, a scanned page has several megabytes.
+        # A scanned page would have several megabytes in a lossless format.
         picture.convert("RGB").save(buffer, "JPEG", quality=95, subsampling=0)
         image = buffer.getvalue()
     page.close()

@@ -1,4 +1,4 @@
-"""`EncoderTextProcessor`: a text for an encoder, and the beginning of the decoder's output."""
+"""`EncoderTextProcessor`: the encoder's and the decoder's prompts of text encoder-decoders."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ import numpy as np
 from engine.contract.errors import InvalidRequest
 from engine.multimodal.inputs import MediaTensors, encode_tensors, media_digest
 
-#: Tensor of a text for an encoder, and its kind of medium.
+#: Name of the tensor with an encoder's text, and its kind of media.
 TOKEN_IDS, TEXT = "token_ids", "text"
 
 
 @dataclass(frozen=True, slots=True)
 class EncoderText:
-    """A text for an encoder; see `PreparedMedia`."""
+    """An encoder's text; for the attributes see `PreparedMedia`."""
 
     digest: bytes
     tensors: MediaTensors
@@ -26,12 +26,12 @@ class EncoderText:
 
 @dataclass(frozen=True, slots=True)
 class EncoderTextProcessor:
-    """Prepares prompts of one model.
+    """Prepares prompts of a model.
 
     Attributes:
-        start_ids: what an output begins with.
-        max_tokens: of a text.
-        vocab_size: of the tokens.
+        start_ids: the first tokens of a decoder's sequence.
+        max_tokens: maximum length of an encoder's text.
+        vocab_size: size of the encoder's vocabulary.
     """
 
     start_ids: tuple[int, ...]
@@ -39,15 +39,15 @@ class EncoderTextProcessor:
     vocab_size: int
 
     def prepare(self, token_ids: Sequence[int]) -> EncoderText:
-        """What the encoder reads of a text. Raises `InvalidRequest`."""
+        """Prepare a text for the encoder. Raises `InvalidRequest` as `check_encoder_text`."""
         check_encoder_text(token_ids, self.max_tokens, self.vocab_size)
         tensors = {TOKEN_IDS: np.asarray(token_ids, dtype=np.int64)}
         encoded = encode_tensors(tensors)
         return EncoderText(media_digest(TEXT, encoded), tensors, encoded)
 
     def begin(self, token_ids: Sequence[int] = ()) -> list[int]:
-        """The decoder's prompt: these tokens, behind the first of all outputs; (): what an output
-        begins with.
+        """Return the decoder's prompt: `start_ids` by default, otherwise these tokens, preceded by
+        the first of `start_ids` unless they begin with it.
         """
         if not token_ids:
             return list(self.start_ids)
@@ -55,7 +55,7 @@ class EncoderTextProcessor:
 
 
 def check_encoder_text(token_ids: Sequence[int], max_tokens: int, vocab_size: int) -> None:
-    """Raise `InvalidRequest` for a text that an encoder can't read."""
+    """Raise `InvalidRequest` for an empty or too long text, or tokens outside of the vocabulary."""
     if not 1 <= len(token_ids) <= max_tokens:
         raise InvalidRequest(
             f"The encoder's prompt must have from 1 to {max_tokens} tokens; got {len(token_ids)}.",

@@ -1,5 +1,7 @@
-"""Text that stands for a picture in a prompt, of families whose processors in `transformers` also
-want one of videos, which needs torchvision. Their image processors need Pillow and numpy alone.
+"""Placeholder texts of images and videos, for families whose processors can't be used.
+
+Those in `transformers` require a video processor, which needs torchvision. Their image processors
+only need Pillow and numpy.
 """
 
 from __future__ import annotations
@@ -19,18 +21,18 @@ from engine.text.tokenizer import load_tokenizer
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-#: Tokens of a step in time, as `qwen_vl_utils` bounds them, and of a video: what is prepared of one
-#: stays below `MAX_MEDIA_BYTES`.
+#: Maximum tokens of a temporal patch, as in `qwen_vl_utils`, and of a video, whose tensors then
+#: have less than `MAX_MEDIA_BYTES`.
 _MAX_FRAME_TOKENS, _MAX_VIDEO_TOKENS = 768, 8192
 
 
 class ImagePrompt(ABC):
-    """Of one model.
+    """The placeholder texts of a model's images.
 
     Attributes:
-        image_token: the placeholder, as text.
-        image_token_id: the same as a token.
-        vector_token, vector_token_id: the token that stands for each of its vectors.
+        image_token: text of the placeholder token.
+        image_token_id: id of the placeholder token.
+        vector_token, vector_token_id: the token that stands for each vector of an image.
         images: the image processor.
     """
 
@@ -38,9 +40,9 @@ class ImagePrompt(ABC):
     vector_token_id: int
 
     def __init__(self, folder: str | Path, images: Any) -> None:
-        """`folder`: of the model. `images`: `transformers`' image processor.
+        """`folder` is the model's, `images` the image processor of `transformers`.
 
-        Raises OSError, ValueError or AttributeError where a file lacks what the family needs.
+        Raises OSError, ValueError or AttributeError for files without the family's settings.
         """
         from transformers import AutoConfig, AutoTokenizer
 
@@ -54,25 +56,26 @@ class ImagePrompt(ABC):
         self.vector_token, self.vector_token_id = self.image_token, self.image_token_id
 
     def options(self, requested: dict[str, Any]) -> dict[str, Any]:
-        """Options of the image processor for those that a request has."""
+        """Return the image processor's options, given those of a request."""
         return requested
 
     def with_tokens(self, text: str) -> str:
-        """A prompt in which pictures stand as the family's own code has them, with `image_token` in
-        their place. Raises `InvalidRequest` for pictures in another order.
+        """Replace the family's own notation of images in a prompt by `image_token`.
+
+        Raises `InvalidRequest` for images in another order.
         """
         return text
 
     @abstractmethod
     def replacement(self, outputs: Mapping[str, Any]) -> str:
-        """The placeholder for the picture of which the image processor made `outputs`."""
+        """Return the text of an image, given the image processor's outputs."""
 
     def lay_out_vectors(self, count: int, grid: tuple[int, ...]) -> VectorLayout:
-        """Where a picture stands that comes as `count` vectors.
+        """Return the text of an image that is given as `count` vectors.
 
-        `grid`: its frames, and its rows and columns of patches, or ().
+        `grid` is its number of frames, and of rows and columns of patches, or ().
 
-        Raises `InvalidRequest` where they don't say so.
+        Raises `InvalidRequest` for a model without support, or if count and grid are inconsistent.
         """
         raise InvalidRequest(
             "The model's images can't come as vectors: how they were cut is part of its prompts.",
@@ -82,21 +85,24 @@ class ImagePrompt(ABC):
 
 @dataclass(frozen=True, slots=True)
 class VectorLayout:
-    """See `PreparedMedia`."""
+    """For the attributes see `PreparedMedia`."""
 
     replacement: str
     grid: tuple[int, ...] = ()
 
 
 def lay_out_tokens(tokens: str, grid: tuple[int, ...]) -> VectorLayout:
-    """Of a model whose positions don't depend on rows and columns. Raises `InvalidRequest`."""
+    """Return the layout of a model whose positions don't depend on rows and columns.
+
+    Raises `InvalidRequest` if there is a grid.
+    """
     if grid:
         raise InvalidRequest("The model takes no image_grid_thw.", param="image_embeds")
     return VectorLayout(tokens)
 
 
 class CheckpointImagePrompt(ImagePrompt):
-    """Of a family whose code comes with its checkpoints: `transformers` knows no part of it."""
+    """The placeholder texts of a family that `transformers` doesn't have."""
 
     def __init__(self, folder: str | Path, images: Any) -> None:
         tokenizer = load_tokenizer(folder)
@@ -108,10 +114,10 @@ class CheckpointImagePrompt(ImagePrompt):
 
 @dataclass(frozen=True, slots=True)
 class VideoInput:
-    """What a model takes of a video.
+    """A model's input for a video.
 
     Attributes:
-        tensors: what the encoder reads.
+        tensors: the encoder's input.
         replacement: see `PreparedMedia`.
         grid, time_interval: see `MediaItem`.
         wrapper: see `Placed`.
@@ -125,12 +131,12 @@ class VideoInput:
 
 
 class VideoPrompt(ImagePrompt):
-    """Of a model that takes videos.
+    """The placeholder texts of a model's images and videos.
 
     Attributes:
-        video_token, video_token_id: the placeholder.
+        video_token, video_token_id: the placeholder token.
         token_of_video, token_id_of_video: the token that stands for each vector of a video.
-        wrapper_texts: of `VideoInput.wrapper`.
+        wrapper_texts: the texts of `VideoInput.wrapper`.
     """
 
     video_token: str
@@ -143,11 +149,11 @@ class VideoPrompt(ImagePrompt):
     def prepare_video(
         self, frames: list[Image], times: list[float], options: dict[str, Any]
     ) -> VideoInput:
-        """Prepare frames of one size that are shown at `times`, in seconds."""
+        """Prepare frames of equal size that are shown at `times`, in seconds."""
 
 
 class _Qwen(VideoPrompt):
-    """One token for each `merge_size` x `merge_size` patches."""
+    """Qwen2-VL: a token for each `merge_size` x `merge_size` patches."""
 
     wrapper_texts = ("<|vision_start|>", "<|vision_end|>")
 
@@ -188,7 +194,7 @@ class _Qwen(VideoPrompt):
         outputs = self.images(frames, **(size | options | {"return_tensors": "np"}))
         _, rows, columns = np.asarray(outputs["image_grid_thw"])[0].tolist()
         num_steps = len(frames) // depth
-        # Each frame's patches have it `depth` times, where a video has that many frames.
+        # The image processor repeats each frame `depth` times, where a video has successive frames.
         values = np.asarray(outputs["pixel_values"]).reshape(
             num_steps, depth, rows * columns, self._channels(), depth, -1
         )
@@ -205,7 +211,7 @@ class _Qwen(VideoPrompt):
         return len(self.images.image_mean)
 
     def _frame_size(self, num_steps: int) -> dict[str, int]:
-        """Least and most pixels of a frame."""
+        """Return the minimum and maximum pixels of a frame as the image processor's size."""
         side = self.images.patch_size * self.images.merge_size
         max_tokens = max(1, min(_MAX_FRAME_TOKENS, _MAX_VIDEO_TOKENS // num_steps))
         size = self._configured_size(num_steps)
@@ -223,12 +229,12 @@ class _Qwen(VideoPrompt):
         times: list[float],
         step_s: float,
     ) -> VideoInput:
-        """`times`: of the steps in time, `step_s`: between two of them, both in seconds."""
+        """`times` are those of the temporal patches, `step_s` is the interval, both in seconds."""
         return VideoInput(tensors, self.video_token * int(np.prod(grid)), grid)
 
 
 class _Qwen25(_Qwen):
-    """Positions in time say how far frames are apart."""
+    """Qwen2.5-VL: positions in time depend on the interval of frames."""
 
     def _video_input(
         self,
@@ -243,7 +249,7 @@ class _Qwen25(_Qwen):
 
 
 class _Qwen3(_Qwen):
-    """Each step in time stands behind its own seconds, as text."""
+    """Qwen3-VL: each temporal patch is preceded by its time in seconds, as text."""
 
     def lay_out_vectors(self, count: int, grid: tuple[int, ...]) -> VectorLayout:
         raise InvalidRequest(
@@ -271,12 +277,14 @@ class _Qwen3(_Qwen):
 
 
 class _InternVL(VideoPrompt):
-    """As many tokens for each tile as for the picture itself; a frame of a video has no tiles."""
+    """InternVL: the same number of tokens for the whole image and each tile; a video's frames have
+    no tiles.
+    """
 
     def __init__(self, folder: str | Path, images: Any) -> None:
         super().__init__(folder, images)
         self.video_token = str(getattr(self._tokenizer, "video_token", "<video>"))
-        # A model whose tokenizer has no such token takes none.
+        # -1 if the tokenizer has no such token, for a model without videos.
         self.video_token_id = int(self._tokenizer.vocab.get(self.video_token, -1))
         self.token_of_video, self.token_id_of_video = self.image_token, self.image_token_id
 
@@ -305,14 +313,14 @@ class _InternVL(VideoPrompt):
 
 
 class _Pixtral(ImagePrompt):
-    """A row of tokens for each row of patches, between tokens that end a row or the picture."""
+    """Pixtral: a row of tokens for each row of patches, with [IMG_BREAK] between rows."""
 
     def options(self, requested: dict[str, Any]) -> dict[str, Any]:
         side = self._patch_size()
         return requested | {"patch_size": {"height": side, "width": side}}
 
     def _patch_size(self) -> int:
-        """Pixels of a side of what becomes one token."""
+        """Return the side in pixels of the square for one token."""
         merge = getattr(self._config, "spatial_merge_size", 1)
         return int(self._config.vision_config.patch_size * merge)
 
@@ -323,7 +331,7 @@ class _Pixtral(ImagePrompt):
 
 
 class _SmolVLM(ImagePrompt):
-    """Tiles between tokens that name their row and column, then the picture itself."""
+    """SmolVLM: tiles, each after a token of its row and column, then the whole image."""
 
     def options(self, requested: dict[str, Any]) -> dict[str, Any]:
         return requested | {"return_row_col_info": True}
@@ -342,25 +350,25 @@ class _SmolVLM(ImagePrompt):
 
 
 class _Options:
-    """Those of `UnpreparedImages`: none."""
+    """The options of `UnpreparedImages`, which has none."""
 
     __optional_keys__ = __required_keys__ = frozenset[str]()
 
 
 class UnpreparedImages:
-    """In place of `transformers`' image processor, for models that read the picture itself."""
+    """An image processor for models that read the original image."""
 
     model_input_names = ("pixel_values",)
     valid_kwargs = _Options
     size = None
 
     def __call__(self, images: list[Image], **_: Any) -> dict[str, Any]:
-        """`pixel_values`: uint8 [1, height, width, 3]."""
+        """Return the images as `pixel_values`, uint8 [1, height, width, 3] of one image."""
         return {"pixel_values": np.stack([np.asarray(image) for image in images])}
 
 
 class _Mllama(ImagePrompt):
-    """One token, behind which the text attends to the picture."""
+    """Mllama: a token per image, after which the text attends to the image."""
 
     def __init__(self, folder: str | Path, images: Any) -> None:
         super().__init__(folder, UnpreparedImages())
@@ -370,7 +378,7 @@ class _Mllama(ImagePrompt):
 
 
 class ImageOrText(ImagePrompt):
-    """A prompt by itself, for which an EOS token stands: of models that give vectors."""
+    """CLIP and SigLIP: an image is a whole prompt, with the EOS token as its placeholder."""
 
     def __init__(self, folder: str | Path, images: Any) -> None:
         from transformers import AutoTokenizer
@@ -386,15 +394,15 @@ class ImageOrText(ImagePrompt):
         return self.image_token
 
 
-#: By `model_type`, whose image processors others have, too.
+#: By `model_type`, for image processors that other families use, too.
 _KINDS: dict[str, type[ImagePrompt]] = {"clip": ImageOrText, "siglip": ImageOrText}
-#: By `model_type`, where another image processor says too little.
+#: By `model_type`, for image processors of Qwen2-VL in later families.
 _QWEN_KINDS: dict[str, type[_Qwen]] = {
     "qwen2_5_vl": _Qwen25,
     "qwen3_vl": _Qwen3,
     "qwen3_vl_moe": _Qwen3,
 }
-#: By how the class of `transformers`' image processor begins.
+#: By prefix of the image processor's class name in `transformers`.
 _IMAGE_PROMPTS: dict[str, type[ImagePrompt]] = {
     "Qwen2VL": _Qwen,
     "GotOcr2": _InternVL,
@@ -405,9 +413,10 @@ _IMAGE_PROMPTS: dict[str, type[ImagePrompt]] = {
 
 
 def find_image_prompt(folder: str | Path, images: Any) -> ImagePrompt | None:
-    """For an image processor; None: `transformers`' own processor of the model does.
+    """Return the placeholder texts for an image processor; None for models whose processor in
+    `transformers` can be used.
 
-    Raises as `ImagePrompt`.
+    Raises the errors of `ImagePrompt`.
     """
     from transformers import AutoConfig
 

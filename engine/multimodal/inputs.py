@@ -1,4 +1,4 @@
-"""An encoder's input for one picture, as it is sent between processes."""
+"""Encoder inputs, and the messages of media workers."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ import numpy as np
 
 from engine.contract.errors import InvalidRequest
 
-#: By names that its family's encoder knows, `pixels` first of all.
+#: An encoder's input for an item, by names that the family defines.
 MediaTensors = Mapping[str, np.ndarray]
 
-#: Tensor of an item that comes as vectors, which its encoder would give: float32 [n, hidden].
+#: Name of the tensor of an item that is given as its encoder's vectors, float32 [n, hidden].
 EMBEDS = "embeds"
 
-#: No family prepares more for one picture.
+#: Maximum size of an item's encoded tensors. No family needs more.
 MAX_MEDIA_BYTES = 1 << 28
 _DTYPES = ("uint8", "float32", "int64")
 
@@ -35,7 +35,7 @@ _decoder = msgspec.msgpack.Decoder(list[_Array])
 
 
 def encode_tensors(tensors: MediaTensors) -> bytes:
-    """The tensors as bytes: equal tensors, equal bytes."""
+    """Encode tensors as bytes, which are equal for equal tensors."""
     return _encoder.encode(
         [
             _Array(name, str(array.dtype), array.shape, np.ascontiguousarray(array).tobytes())
@@ -45,7 +45,7 @@ def encode_tensors(tensors: MediaTensors) -> bytes:
 
 
 def decode_tensors(data: bytes) -> dict[str, np.ndarray]:
-    """The tensors that `encode_tensors` was given. Raises `InvalidRequest` for anything else."""
+    """Decode the result of `encode_tensors`. Raises `InvalidRequest` for other bytes."""
     if len(data) > MAX_MEDIA_BYTES:
         raise InvalidRequest(f"Media must have at most {MAX_MEDIA_BYTES} bytes.", param="media")
     try:
@@ -62,12 +62,12 @@ def decode_tensors(data: bytes) -> dict[str, np.ndarray]:
 
 
 def media_digest(kind: str, encoded: bytes) -> bytes:
-    """sha256 of an encoder's input for a picture."""
+    """Return the sha256 of a kind of media and an item's encoded tensors."""
     return hashlib.sha256(kind.encode() + b"\0" + encoded).digest()
 
 
 def folder_version(folder: str | Path) -> str:
-    """Changes when a file changes that says how a model's pictures are prepared."""
+    """Return a digest that changes when a JSON file in the folder changes, by its status."""
     states = []
     for path in sorted(Path(folder).glob("*.json")):
         if not path.is_file():  # a link into a cache that was cleaned
@@ -78,17 +78,17 @@ def folder_version(folder: str | Path) -> str:
 
 
 class PrepareRequest(msgspec.Struct, tag="prepare_picture"):
-    """A picture or a video for a model.
+    """A request to prepare an image, video or audio for a model.
 
     Attributes:
-        folder: of the model's files.
+        folder: the folder of the model's files.
         version: see `folder_version`.
-        data: the file.
+        data: the file, or float32 vectors if `embeds_size` isn't 0.
         options: mm_processor_kwargs.
         kind: "image", "video" or "audio".
-        sampling: see `read_video`.
-        embeds_size: of a vector; `data` are float32 vectors in the place of a file. 0: a file.
-        grid: of vectors, see `MediaProcessor.prepare_embeds`.
+        sampling: the options of `read_video`.
+        embeds_size: size of a vector; 0 for a file.
+        grid: that of vectors, see `MediaProcessor.prepare_embeds`.
         pruning_rates: see `MediaProcessor`.
     """
 
@@ -104,7 +104,7 @@ class PrepareRequest(msgspec.Struct, tag="prepare_picture"):
 
 
 class PreparedPicture(msgspec.Struct, tag="picture"):
-    """See `PreparedMedia`. `tensors` as `encode_tensors` wrote them."""
+    """A prepared item, see `PreparedMedia`. `tensors` are encoded by `encode_tensors`."""
 
     kind: str
     digest: bytes
@@ -121,11 +121,11 @@ class PreparedPicture(msgspec.Struct, tag="picture"):
 
 
 class VoiceDetection(msgspec.Struct, frozen=True):
-    """When a stretch of a file begins and ends, as OpenAI's `server_vad` has it.
+    """Parameters of voice detection, as OpenAI's `server_vad`.
 
     Attributes:
-        threshold: 0 to 1; the higher, the louder must speech be.
-        prefix_padding_ms: what a stretch has before its speech, and behind it.
+        threshold: from 0 to 1; higher values require louder speech.
+        prefix_padding_ms: audio before and after the speech of a stretch.
         silence_duration_ms: silence that ends a stretch.
     """
 
@@ -135,12 +135,12 @@ class VoiceDetection(msgspec.Struct, frozen=True):
 
 
 class PrepareSoundRequest(msgspec.Struct, tag="prepare_sound"):
-    """A file of sound for a model.
+    """A request to prepare an audio file for a model with windows, like Whisper.
 
     Attributes:
         data: the file.
-        num_mels, num_frames: what the model's encoder reads of a window.
-        detection: None: stretches as `split_sound` has them.
+        num_mels, num_frames: sizes of the encoder's input for a window.
+        detection: voice detection; None for the defaults of `split_sound`.
     """
 
     data: bytes
@@ -150,12 +150,12 @@ class PrepareSoundRequest(msgspec.Struct, tag="prepare_sound"):
 
 
 class SoundStretch(msgspec.Struct):
-    """A stretch of a file of sound in which somebody speaks: a window, or several.
+    """A part of an audio file with speech, of one or several windows.
 
     Attributes:
         powers: float32 [num_frames, num_mels], see `engine.multimodal.audio.log_powers`.
-        start, seconds: where it lies in the file, in seconds, and how long it is.
-        lead: seconds of silence that it begins with.
+        start, seconds: its start in the file and its length, in seconds.
+        lead: seconds of silence at its beginning.
     """
 
     powers: bytes
@@ -165,28 +165,28 @@ class SoundStretch(msgspec.Struct):
 
 
 class PreparedSound(msgspec.Struct, tag="sound"):
-    """A file of sound: its length in seconds, and its stretches that aren't silent."""
+    """An audio file's length in seconds, and its stretches with speech."""
 
     seconds: float
     stretches: list[SoundStretch]
 
 
 class PrepareDocumentRequest(msgspec.Struct, tag="prepare_document"):
-    """A PDF. `max_images`: see `read_pdf`."""
+    """A request to read a PDF. For `max_images` see `read_pdf`."""
 
     data: bytes
     max_images: int
 
 
 class DocumentPage(msgspec.Struct):
-    """A page's text, and its picture as a file; b"" where it wasn't drawn."""
+    """A page's text, and its image as a file; b"" if it wasn't rendered."""
 
     text: str
     image: bytes = b""
 
 
 class PreparedDocument(msgspec.Struct, tag="document"):
-    """The pages of a document; a text is one page."""
+    """The pages of a document; a text document has one page."""
 
     pages: list[DocumentPage]
 
@@ -196,8 +196,11 @@ OPTION_FIELDS = ("mm_processor_kwargs", "media_io_kwargs")
 
 
 class Refusal(msgspec.Struct, tag="refusal"):
-    """Why a picture or sound can't be prepared. `is_model`: no picture can, for this model.
-    `param`: the request's field, where it's no part of a message.
+    """The reason why a file can't be prepared.
+
+    Attributes:
+        is_model: whether the model has no processor for such files.
+        param: the request's invalid field in `OPTION_FIELDS`, or "" if it's the file.
     """
 
     message: str
@@ -205,6 +208,6 @@ class Refusal(msgspec.Struct, tag="refusal"):
     param: str = ""
 
 
-#: Of a media worker.
+#: A media worker's answers.
 Answer = PreparedPicture | PreparedSound | PreparedDocument | Refusal
 ANSWERS: msgspec.msgpack.Decoder[Answer] = msgspec.msgpack.Decoder(Answer)

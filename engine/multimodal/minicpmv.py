@@ -1,5 +1,5 @@
-"""MiniCPM-V's pictures: `MiniCPMVImageProcessor` comes with its checkpoints; this is on Pillow and
-numpy.
+"""Image processor of MiniCPM-V with Pillow and numpy, in place of the checkpoints'
+`MiniCPMVImageProcessor`.
 """
 
 from __future__ import annotations
@@ -19,26 +19,27 @@ from engine.text.tokenizer import load_tokenizer
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-#: That a request may ask for: of 448 x 448 pixels they stay below `MAX_MEDIA_BYTES`.
+#: The maximum of `max_slice_nums`: slices of 448 x 448 pixels then have less than
+#: `MAX_MEDIA_BYTES`.
 _MAX_SLICES = 64
 
 
 class _Options:
-    """Of the image processor."""
+    """The image processor's options."""
 
     __required_keys__ = frozenset[str]()
     __optional_keys__ = frozenset({"max_slice_nums"})
 
 
 class MiniCPMVImages:
-    """A picture as a whole and, where it is large, in slices of one size."""
+    """Prepares the whole image and, if it is large, slices of equal size."""
 
     model_input_names = ("pixel_values", "tgt_sizes")
     valid_kwargs = _Options
     size = None
 
     def __init__(self, settings: Mapping[str, Any]) -> None:
-        """`settings`: preprocessor_config.json."""
+        """`settings` is preprocessor_config.json."""
         self.max_slice_nums = int(settings["max_slice_nums"]) if settings["slice_mode"] else 1
         self._resolution = int(settings["scale_resolution"])
         self._patch = int(settings["patch_size"])
@@ -47,9 +48,11 @@ class MiniCPMVImages:
         )
 
     def __call__(self, images: list[Image], **options: Any) -> dict[str, Any]:
-        """`pixel_values`: float32 [3, patch, patches * patch] of the whole and of all slices;
-        `tgt_sizes`: int64 [1 + slices, 2], rows and columns of patches; `grid`: columns and rows of
-        slices, or ().
+        """Return `pixel_values`, float32 [3, patch, patches * patch] of the whole image and then
+        all slices; `tgt_sizes`, int64 [1 + slices, 2], their rows and columns of patches; and
+        `grid`, the columns and rows of slices, or ().
+
+        Raises `InvalidRequest` for an invalid `max_slice_nums`.
         """
         (image,) = images
         limit = options.get("max_slice_nums", self.max_slice_nums)
@@ -84,14 +87,16 @@ class MiniCPMVImages:
         return image.resize(size, Image.Resampling.BICUBIC)
 
     def _patches(self, image: Image) -> np.ndarray:
-        """float32 [3, patch, patches * patch]: patches side by side, row by row."""
+        """Return patches side by side, row by row, float32 [3, patch, patches * patch]."""
         pixels = (np.asarray(image, dtype=np.float32) / 255 - self._mean) / self._std
         rows, columns = image.height // self._patch, image.width // self._patch
         patches = pixels.reshape(rows, self._patch, columns, self._patch, 3)
         return patches.transpose(4, 1, 0, 2, 3).reshape(3, self._patch, -1)
 
     def _best_size(self, width: float, height: float, may_grow: bool) -> tuple[int, int]:
-        """Width and height of whole patches, of an area of the resolution's square at most."""
+        """Return width and height as multiples of the patch size, with an area of about
+        `scale_resolution`^2, or less for a smaller image unless `may_grow`.
+        """
         if width * height > self._resolution**2 or may_grow:
             ratio = width / height
             height = int(self._resolution / math.sqrt(ratio))
@@ -99,7 +104,9 @@ class MiniCPMVImages:
         return _nearest(width, self._patch), _nearest(height, self._patch)
 
     def _grid(self, width: int, height: int, limit: int) -> tuple[int, ...]:
-        """Columns and rows of slices, whose ratio is next to the picture's; (): it isn't cut."""
+        """Return the columns and rows of slices whose ratio is closest to the image's; () if the
+        image isn't sliced.
+        """
         needed = min(math.ceil(width * height / self._resolution**2), limit)
         if needed <= 1:
             return ()
@@ -110,12 +117,14 @@ class MiniCPMVImages:
 
 
 def _nearest(length: float, divisor: int) -> int:
-    """The nearest multiple of `divisor`, at least one."""
+    """Return the multiple of `divisor`, at least `divisor`, that is closest to `length`."""
     return max(round(length / divisor) * divisor, divisor)
 
 
 class MiniCPMVPrompt(CheckpointImagePrompt):
-    """As many tokens for each slice as for the whole, behind the picture's number."""
+    """The image's number, if `use_image_id`, then the same number of tokens for the whole image and
+    each slice.
+    """
 
     def __init__(self, folder: str | Path, settings: Mapping[str, Any]) -> None:
         super().__init__(folder, MiniCPMVImages(settings))

@@ -1,5 +1,5 @@
-"""Phi-3-vision's pictures: `Phi3VImageProcessor` comes with its checkpoints; this is on Pillow and
-numpy.
+"""Image processor of Phi-3-vision with Pillow and numpy, in place of the checkpoints'
+`Phi3VImageProcessor`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from engine.text.tokenizer_files import read_object
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-#: CLIP's large tower for pictures of 336 pixels, which config.json names and doesn't describe.
+#: CLIP's large tower for images of 336 pixels, of which config.json has only the name.
 _CLIP: dict[str, Any] = {
     "hidden_size": 1024,
     "intermediate_size": 4096,
@@ -33,32 +33,32 @@ _CLIP: dict[str, Any] = {
     "patch_size": 14,
     "hidden_act": "quick_gelu",
 }
-#: Of torch's bicubic interpolation; Pillow's has another.
+#: The coefficient of torch's bicubic interpolation; Pillow's is another.
 _CUBIC = -0.75
 
 
 def vision_config(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The tower's sizes: CLIP's, unless config.json's `img_processor` has others."""
+    """Return the tower's sizes, CLIP's unless config.json's `img_processor` has others."""
     named = config.get("img_processor") or {}
     return _CLIP | {name: named[name] for name in _CLIP if name in named}
 
 
 class _Options:
-    """Of the image processor."""
+    """The image processor's options."""
 
     __required_keys__ = frozenset[str]()
     __optional_keys__ = frozenset({"num_crops"})
 
 
 class Phi3VisionImages:
-    """A picture as a whole and in tiles: the largest grid of at most `num_crops` that it fits."""
+    """Prepares the whole image, and its tiles at the largest scale with at most `num_crops`."""
 
     model_input_names = ("pixel_values", "image_sizes")
     valid_kwargs = _Options
     size = None
 
     def __init__(self, settings: Mapping[str, Any], side: int) -> None:
-        """`settings`: preprocessor_config.json. `side`: of a tile, in pixels."""
+        """`settings` is preprocessor_config.json, `side` that of a tile in pixels."""
         self.num_crops = int(settings["num_crops"])
         self.side = side
         self._mean, self._std = (
@@ -66,8 +66,10 @@ class Phi3VisionImages:
         )
 
     def __call__(self, images: list[Image], **options: Any) -> dict[str, Any]:
-        """`pixel_values`: float32 [1, 1 + tiles, 3, side, side], the whole first; `image_sizes`:
-        int64 [1, 2], height and width of all tiles together.
+        """Return `pixel_values`, float32 [1, 1 + tiles, 3, side, side], with the whole image first,
+        and `image_sizes`, int64 [1, 2], height and width of all tiles together.
+
+        Raises `InvalidRequest` for an invalid `num_crops`.
         """
         (image,) = images
         num_crops = options.get("num_crops", self.num_crops)
@@ -90,7 +92,9 @@ class Phi3VisionImages:
         }
 
     def _fitted(self, image: Image, num_crops: int) -> Image:
-        """Resized to the grid's longer side, with white above and below, or at both sides."""
+        """Resize the longer side to that of the tiles, and pad the shorter one with white on both
+        sides.
+        """
         from PIL import Image
 
         is_tall = image.width < image.height
@@ -109,13 +113,15 @@ class Phi3VisionImages:
 
 
 def _resized(pixels: np.ndarray, side: int) -> np.ndarray:
-    """float32 [3, side, side] of [3, height, width], as torch's bicubic interpolation does it."""
+    """Resize [3, height, width] to float32 [3, side, side] like torch's bicubic interpolation."""
     rows, columns = (_cubic_weights(length, side) for length in pixels.shape[1:])
     return (rows @ pixels @ columns.T).astype(np.float32)
 
 
 def _cubic_weights(length: int, count: int) -> np.ndarray:
-    """float64 [count, length]: how `count` pixels are made of `length`; edges are repeated."""
+    """Return the weights of `length` pixels for `count` pixels, float64 [count, length], with
+    repeated edges.
+    """
     positions = (np.arange(count) + 0.5) * (length / count) - 0.5
     first = np.floor(positions).astype(np.int64)
     weights = np.zeros((count, length))
@@ -129,7 +135,9 @@ def _cubic_weights(length: int, count: int) -> np.ndarray:
 
 
 class Phi3VisionPrompt(CheckpointImagePrompt):
-    """A token for each vector: rows that end with one of their own, one between tiles and whole."""
+    """A token for each vector, including those after each row and the one between the tiles and the
+    whole image.
+    """
 
     def __init__(self, folder: str | Path, settings: Mapping[str, Any]) -> None:
         sizes = vision_config(read_object(Path(folder) / "config.json"))

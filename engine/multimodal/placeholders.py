@@ -1,4 +1,4 @@
-"""Positions of pictures in a prompt's token ids."""
+"""Placeholder tokens of media in prompts, and their positions."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ import numpy as np
 from engine.contract.errors import InvalidRequest
 from engine.contract.messages import MediaItem
 
-#: In a replacement: the picture's number in the prompt, from 0.
+#: Stands in a replacement for the item's number in the prompt, from 0.
 NUMBER = "\ue000"
 
 
 class Placed(Protocol):
-    """A prepared picture or video."""
+    """A prepared image, video or audio."""
 
     @property
     def kind(self) -> str:
@@ -28,7 +28,7 @@ class Placed(Protocol):
 
     @property
     def replacement(self) -> str:
-        """Text that takes the placeholder's place."""
+        """The text that replaces the placeholder."""
 
     @property
     def token_id(self) -> int:
@@ -36,7 +36,7 @@ class Placed(Protocol):
 
     @property
     def wrapper(self) -> tuple[int, ...]:
-        """The tokens before and after the placeholder that its replacement brings itself, or ()."""
+        """The tokens before and after the placeholder that are part of the replacement, or ()."""
 
     @property
     def time_interval(self) -> float:
@@ -48,7 +48,7 @@ class Placed(Protocol):
 
     @property
     def num_vectors(self) -> int:
-        """Placeholder tokens that stand for it."""
+        """The number of its vectors, and of tokens in the replacement that stand for one."""
 
     @property
     def grid(self) -> tuple[int, ...]:
@@ -60,7 +60,7 @@ class Placed(Protocol):
 
 
 def check_placeholders(num_placeholders: int, num_items: int, kind: str = "image") -> None:
-    """Raise `InvalidRequest` unless there is a placeholder for each item of a kind."""
+    """Raise `InvalidRequest` unless there are as many placeholders as items of a kind."""
     if num_placeholders != num_items:
         raise InvalidRequest(
             f"The prompt has {num_placeholders} placeholders for {num_items} {kind}s.",
@@ -69,22 +69,22 @@ def check_placeholders(num_placeholders: int, num_items: int, kind: str = "image
 
 
 class PromptTokenizer(Protocol):
-    """Tokens of a text, and the text of tokens."""
+    """A tokenizer, as far as placeholders need it."""
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        """The text's tokens."""
+        """Return the tokens of a text."""
 
     def decode(self, ids: Iterable[int]) -> str:
-        """Their text."""
+        """Return the text of tokens."""
 
 
 def expand_placeholders(
     token_ids: Sequence[int], media: Sequence[Placed], tokenizer: PromptTokenizer
 ) -> tuple[list[int], list[int]]:
-    """The prompt with each placeholder replaced by the tokens that stand for its picture, and the
-    indices of `media` in the prompt's order. Those of one kind are in that order already.
+    """Return the prompt with placeholders replaced by the tokens of their items, and the indices of
+    `media` in the prompt's order. Items with the same placeholder must be in that order.
 
-    Raises `InvalidRequest` unless there is one for each.
+    Raises `InvalidRequest` unless there is one placeholder for each item.
     """
     token_ids = list(token_ids)
     remaining: defaultdict[int, deque[int]] = defaultdict(deque)
@@ -122,7 +122,7 @@ def expand_placeholders(
 
 
 def _append_joined(expanded: list[int], tokens: Sequence[int], tokenizer: PromptTokenizer) -> None:
-    """Append tokens. Newlines on both sides are one piece, as where a whole text is tokenized."""
+    """Append tokens. Newlines at the seam are tokenized together, as they would be in one text."""
     edges = tokenizer.decode(expanded[-1:]), tokenizer.decode(tokens[:1])
     if all(edge and not edge.strip("\n") for edge in edges):
         expanded[-1:] = tokenizer.encode("".join(edges), add_special_tokens=False)
@@ -131,10 +131,10 @@ def _append_joined(expanded: list[int], tokens: Sequence[int], tokenizer: Prompt
 
 
 def locate_media(token_ids: Sequence[int], media: Sequence[Placed]) -> list[MediaItem]:
-    """Which tokens of an expanded prompt stand for which picture, in the prompt's order.
+    """Return the items with their positions in an expanded prompt, in the prompt's order.
 
-    `media`: those whose vectors have the same token, in that order. Raises `InvalidRequest` where
-    there are more or fewer tokens than they need.
+    Items whose vectors have the same token must be in that order. Raises `InvalidRequest` unless
+    there are as many tokens as vectors.
     """
     tokens = np.asarray(token_ids)
     items: list[MediaItem] = []
@@ -144,7 +144,7 @@ def locate_media(token_ids: Sequence[int], media: Sequence[Placed]) -> list[Medi
 
 
 def _locate_token(token_ids: np.ndarray, media: Sequence[Placed]) -> list[MediaItem]:
-    """The same for media whose vectors have one token."""
+    """Do the same for items whose vectors have the same token."""
     positions = np.flatnonzero(token_ids == media[0].token_id)
     num_needed = sum(item.num_vectors for item in media)
     if len(positions) != num_needed:

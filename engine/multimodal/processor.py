@@ -1,7 +1,7 @@
-"""`MediaProcessor`: from pictures to what a model's encoder reads, and which tokens stand for them.
+"""`MediaProcessor`: preprocessing of images and videos, and their placeholder tokens.
 
-How a family resizes, cuts and counts is `transformers`' own processor's business, on Pillow and
-numpy. So every family of its image-text-to-text models has one.
+Resizing, cutting and the number of tokens are those of the processors in `transformers`, with
+Pillow and numpy, so that all of its image-text-to-text models are supported.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ if TYPE_CHECKING:
 
     from engine.multimodal.video_files import Video
 
-#: Larger pictures are refused before a pixel is decoded: Pillow's own limit, of a bomb.
+#: Larger images are refused before a pixel is decoded. This is Pillow's limit against bombs.
 MAX_PIXELS = 89_478_485
-#: Of a picture's longer side to its shorter one, as Qwen's processors have it: a processor that
-#: brings the shorter side to its model's size makes gigabytes of a sliver.
+#: Maximum ratio of an image's sides, as in Qwen's processors. A processor that resizes the shorter
+#: side to its model's size would expand a sliver to gigabytes.
 MAX_ASPECT_RATIO = 200
-#: Options of image processors that decide what comes out in which form, and where.
+#: Options of image processors for the format and device of their output, which can't be set.
 _FIXED_OPTIONS = {
     "return_tensors",
     "device",
@@ -52,8 +52,8 @@ _FIXED_OPTIONS = {
     "input_data_format",
     "disable_grouping",
 }
-#: Options on which the shapes depend that the encoder was trained for. Others would fail in a step
-#: of the engine, which costs all that run in it.
+#: Options that determine the shapes for which the encoder was trained. Other shapes would fail in a
+#: step of the engine, and with it all of its requests.
 _SHAPE_OPTIONS = {
     "crop_size",
     "do_center_crop",
@@ -64,9 +64,9 @@ _SHAPE_OPTIONS = {
     "patch_size",
     "temporal_patch_size",
 }
-#: Of `transformers`: those of models in whose prompts a picture is its tokens alone.
+#: Processors in `transformers` of models whose image text consists only of the vectors' tokens.
 _UNWRAPPED_PROCESSORS = ("LlavaProcessor", "LlavaNextProcessor")
-#: By `image_processor_type` of preprocessor_config.json.
+#: Replacements of checkpoints' code, by `image_processor_type` of preprocessor_config.json.
 _CHECKPOINT_PROMPTS: dict[str, Callable[[str, dict[str, Any]], CheckpointImagePrompt]] = {
     "MiniCPMVImageProcessor": MiniCPMVPrompt,
     "Phi3VImageProcessor": Phi3VisionPrompt,
@@ -78,17 +78,17 @@ DAMAGED_FILE_ERRORS = (OSError, ValueError, SyntaxError, EOFError, LookupError, 
 
 @dataclass(frozen=True, slots=True)
 class PreparedMedia:
-    """One picture or video.
+    """A prepared image, video or audio.
 
     Attributes:
         digest: see `MediaItem`.
-        replacement: text that takes the placeholder's place in the prompt.
-        num_vectors: tokens in it that stand for a vector each.
-        placeholder: text in the prompt that isn't expanded, and `placeholder_id` its token.
+        replacement: the text that replaces the placeholder in the prompt.
+        num_vectors: the number of vectors, and of tokens in it that stand for one.
+        placeholder: its text in the unexpanded prompt, and `placeholder_id` its token.
         token_id, wrapper: see `Placed`.
         grid, time_interval, retained: see `MediaItem`.
-        tensors: what the encoder reads, and `encoded` the same as bytes.
-        seconds: length of sound.
+        tensors: the encoder's input, and `encoded` the same as bytes.
+        seconds: length of audio.
     """
 
     kind: str
@@ -108,7 +108,7 @@ class PreparedMedia:
 
 
 class _Pruned(NamedTuple):
-    """See `PreparedMedia`."""
+    """For the attributes see `PreparedMedia`."""
 
     tensors: MediaTensors
     replacement: str
@@ -116,9 +116,10 @@ class _Pruned(NamedTuple):
 
 
 def open_image(data: bytes, param: str = "messages") -> Image:
-    """A picture from a file's bytes, upright, in RGB on white.
+    """Decode an image file, upright, in RGB on white.
 
-    Raises `InvalidRequest` for what is no picture, is damaged, has too many pixels, or is a sliver.
+    Raises `InvalidRequest` for other formats, a damaged file, too many pixels, or a ratio of sides
+    above `MAX_ASPECT_RATIO`.
     """
     from PIL import Image, ImageOps, UnidentifiedImageError
 
@@ -147,11 +148,11 @@ def open_image(data: bytes, param: str = "messages") -> Image:
 
 
 def to_rgb(image: Image) -> Image:
-    """The picture in RGB; transparent areas become white."""
+    """Convert an image to RGB. Transparent areas become white."""
     from PIL import Image
 
     if image.mode.startswith("I;16") or image.mode == "I":
-        # Pillow would cut off the upper eight of sixteen bits.
+        # Pillow's own conversion doesn't scale 16-bit values.
         values = np.asarray(image, dtype=np.float64)
         image = Image.fromarray((values / 257).clip(0, 255).astype(np.uint8))
     if image.mode in ("RGBA", "LA", "PA") or "transparency" in image.info:
@@ -162,13 +163,13 @@ def to_rgb(image: Image) -> Image:
 
 
 class MediaProcessor:
-    """Of one model.
+    """The image and video processor of a model.
 
     Attributes:
-        image_token: the placeholder in prompts, as text.
-        image_token_id: the same as a token.
-        token_of_image, token_id_of_image: the token that stands for each vector of a picture.
-        image_or_text: whether a prompt is a text or one picture.
+        image_token: text of the placeholder token.
+        image_token_id: id of the placeholder token.
+        token_of_image, token_id_of_image: the token that stands for each vector of an image.
+        image_or_text: whether a prompt is either a text or one image.
     """
 
     def __init__(
@@ -177,10 +178,13 @@ class MediaProcessor:
         pruning_rates: Mapping[str, float] | None = None,
         options: Mapping[str, Any] | None = None,
     ) -> None:
-        """`folder`: of the model, or of its tokenizer's files. `pruning_rates`: by kind, see
-        `retained_vectors`. `options`: mm_processor_kwargs of those that have none.
+        """Load the processor of a model's folder, or of that with its tokenizer's files.
 
-        Raises `ModelLoadError` where there is no processor.
+        Args:
+            pruning_rates: rates by kind, see `retained_vectors`.
+            options: defaults of mm_processor_kwargs.
+
+        Raises `ModelLoadError` for a model without an image processor.
         """
         from transformers import ProcessorMixin
 
@@ -200,16 +204,16 @@ class MediaProcessor:
             self.token_of_image = prompt.vector_token
             self.token_id_of_image = prompt.vector_token_id
         if isinstance(self._processor, ProcessorMixin):
-            # Gemma's placeholder is the token before a picture's.
+            # With Gemma the placeholder isn't the token that stands for a vector.
             token_ids = self._processor.image_token_ids
             self.token_id_of_image = int(token_ids[0] or self.image_token_id)
             tokenizer = self._processor.tokenizer
             self.token_of_image = str(tokenizer.convert_ids_to_tokens(self.token_id_of_image))
 
     def prepare_video(self, video: Video, options: dict[str, Any] | None = None) -> PreparedMedia:
-        """What the encoder reads of a video's frames. `options`: mm_processor_kwargs.
+        """Prepare a video's frames for the encoder. `options` are mm_processor_kwargs.
 
-        Raises `InvalidRequest` for a model that takes none, and where its processor refuses them.
+        Raises `InvalidRequest` for a model without video input, and for invalid options or frames.
         """
         options = {**self._options, **(options or {})}
         self._check_options(options)
@@ -227,7 +231,7 @@ class MediaProcessor:
         encoded = encode_tensors(pruned.tensors)
         return PreparedMedia(
             kind="video",
-            # Frames that are alike have other positions at another rate.
+            # The same frames have other positions at another rate.
             digest=media_digest(f"video {prepared.time_interval}", encoded),
             replacement=pruned.replacement,
             num_vectors=pruned.replacement.count(prompt.token_of_video),
@@ -250,7 +254,7 @@ class MediaProcessor:
         token: str,
         grid: tuple[int, ...],
     ) -> _Pruned:
-        """What is left of an item at the rate of its kind."""
+        """Prune an item at the rate of its kind."""
         rate = self._pruning_rates.get(kind, 0.0)
         num_vectors = replacement.count(token)
         retained = retained_vectors(kind, tensors, num_vectors, grid, rate)
@@ -263,9 +267,10 @@ class MediaProcessor:
         )
 
     def prepare(self, image: Image, options: dict[str, Any] | None = None) -> PreparedMedia:
-        """What the encoder reads of a picture. `options`: mm_processor_kwargs.
+        """Prepare an image for the encoder. `options` are mm_processor_kwargs.
 
-        Raises `InvalidRequest` where the processor refuses them.
+        Raises `InvalidRequest` for invalid options or an image that is too small, and
+        `ModelLoadError` for a processor that doesn't report the image's tokens.
         """
         options = {**self._options, **(options or {})}
         self._check_options(options)
@@ -316,10 +321,10 @@ class MediaProcessor:
         )
 
     def prepare_embeds(self, vectors: np.ndarray, grid: tuple[int, ...] = ()) -> PreparedMedia:
-        """A picture that comes as its encoder's vectors, float32 [n, hidden].
+        """Prepare an image that is given as its encoder's vectors, float32 [n, hidden].
 
-        `grid`: its frames, and its rows and columns of patches, of a model whose positions need
-        them. Raises `InvalidRequest`.
+        `grid` is its number of frames, and of rows and columns of patches, for a model whose
+        positions need it. Raises `InvalidRequest` for a model without support, or a wrong grid.
         """
         if isinstance(self._processor, _ImagesProcessor):
             layout = self._processor.prompt.lay_out_vectors(len(vectors), grid)
@@ -331,7 +336,7 @@ class MediaProcessor:
         encoded = encode_tensors(tensors)
         return PreparedMedia(
             kind="image",
-            # Equal vectors in other rows and columns have other positions.
+            # The same vectors in other rows and columns have other positions.
             digest=media_digest(f"image {layout.grid}", encoded),
             replacement=layout.replacement,
             num_vectors=len(vectors),
@@ -345,7 +350,7 @@ class MediaProcessor:
 
     def _check_options(self, options: dict[str, Any] | None) -> None:
         """Raise `InvalidRequest` for options that the image processor doesn't have, and for values
-        that only another encoder takes.
+        that change the shapes for which the encoder was trained.
         """
         if not options:
             return
@@ -369,10 +374,10 @@ class MediaProcessor:
     def expand(
         self, text: str, media: Sequence[PreparedMedia]
     ) -> tuple[str, tuple[PreparedMedia, ...]]:
-        """The prompt with each placeholder replaced by what stands for its picture or video, and
-        these in the prompt's order.
+        """Return the prompt with placeholders replaced by the texts of their items, and the items
+        in the prompt's order.
 
-        Raises `InvalidRequest` unless there is one for each.
+        Raises `InvalidRequest` unless there is one placeholder for each item.
         """
         if isinstance(self._processor, _ImagesProcessor):
             text = self._processor.prompt.with_tokens(text)
@@ -395,7 +400,7 @@ class MediaProcessor:
 
 
 def _make_processor(folder: str) -> Any:
-    """`transformers`' processor of a model folder, or one that does the same for pictures."""
+    """Return `transformers`' processor of a model folder, or an equivalent for its media."""
     from transformers import AutoImageProcessor, AutoProcessor
 
     settings = read_object(Path(folder) / "preprocessor_config.json")
@@ -413,7 +418,7 @@ def _make_processor(folder: str) -> Any:
 
 
 class _ImagesProcessor:
-    """Of an `ImagePrompt` and its image processor what `transformers`' processor is of both."""
+    """An `ImagePrompt` and its image processor with the interface of a `transformers` processor."""
 
     def __init__(self, prompt: ImagePrompt) -> None:
         self.image_processor, self.prompt = prompt.images, prompt
@@ -435,13 +440,13 @@ class _ImagesProcessor:
 
 
 def as_tensor(values: np.ndarray) -> np.ndarray:
-    """In one of the dtypes that encoders take: pixels, which may be bytes, are float32."""
+    """Convert floats and bytes, which are pixels, to float32, and other values to int64."""
     is_pixels = values.dtype.kind == "f" or values.dtype == np.uint8
     return values.astype(np.float32 if is_pixels else np.int64, copy=False)
 
 
 def _option_errors() -> tuple[type[Exception], ...]:
-    """Exceptions of image processors for unsupported values."""
+    """Return the exceptions that image processors raise for unsupported values."""
     from huggingface_hub.errors import StrictDataclassError  # slow to import
 
     errors = (ValueError, TypeError, LookupError, ArithmeticError, AttributeError)

@@ -1,7 +1,7 @@
-"""Pruning: which vectors of a video or a picture are left out, before tokens are counted.
+"""Pruning of vectors of videos and images.
 
-Efficient Video Sampling (arXiv 2510.14624) drops what stayed as it was since the frame before. It
-compares pixels, so that tokens and positions are known at admission.
+Efficient Video Sampling (arXiv 2510.14624) drops what hasn't changed since the previous frame. It
+compares pixels, so that the number of tokens and their positions are known at admission.
 """
 
 from __future__ import annotations
@@ -13,25 +13,25 @@ import numpy as np
 from engine.contract.errors import InvalidRequest
 from engine.multimodal.inputs import MediaTensors
 
-#: Tensor of a pruned item: indices of the vectors that are retained, int64 [n], ascending.
+#: Name of the tensor with the indices of a pruned item's retained vectors, int64 [n], ascending.
 RETAINED = "retained"
 
 
 def retained_vectors(
     kind: str, tensors: MediaTensors, num_vectors: int, grid: tuple[int, ...], rate: float
 ) -> np.ndarray | None:
-    """Indices of the vectors that stay, int64 [n], ascending; None: all of them.
+    """Return the indices of retained vectors, int64 [n], ascending; None if all are retained.
 
     Args:
         kind: "video" or "image".
-        tensors: what the encoder reads: pixels of which each vector stands for a square, in
-            reading order.
-        num_vectors: number of these squares.
+        tensors: the encoder's input, with `pixel_values`. Each vector represents a square of them,
+            in reading order.
+        num_vectors: the number of squares.
         grid: see `MediaItem`.
-        rate: share of the vectors to drop, in [0, 1). The first frame of a video stays whole, and
-            the corner of a picture.
+        rate: share of the vectors to drop, in [0, 1). A video's first frame and the first square
+            of each of an image's tiles are always retained.
 
-    Raises `InvalidRequest` for tensors that aren't so.
+        Raises `InvalidRequest` for pixels that can't be divided into squares.
     """
     if not rate:
         return None
@@ -40,13 +40,13 @@ def retained_vectors(
     num_retained = max(int(np.isinf(changes).sum()), int(num_vectors * (1 - rate)))
     if num_retained >= num_vectors:
         return None
-    # Of equal changes the first are retained.
+    # The first of equal changes are retained.
     order = np.argsort(-changes.reshape(-1), kind="stable")
     return np.sort(order[:num_retained]).astype(np.int64)
 
 
 def keep_tokens(replacement: str, token: str, retained: np.ndarray) -> str:
-    """The replacement of a placeholder without the tokens of vectors that are dropped."""
+    """Return the text of an item without the tokens of dropped vectors."""
     parts = replacement.split(token)
     tokens = [""] * (len(parts) - 1)
     for index in retained.tolist():
@@ -55,16 +55,15 @@ def keep_tokens(replacement: str, token: str, retained: np.ndarray) -> str:
 
 
 def retention_mask(retained: np.ndarray, num_vectors: int) -> bytes:
-    """`MediaItem.retained` of these indices."""
+    """Return `MediaItem.retained` for these indices."""
     mask = np.zeros(num_vectors, dtype=bool)
     mask[retained] = True
     return np.packbits(mask).tobytes()
 
 
 def retained_cells(mask: bytes, grid: tuple[int, ...]) -> list[np.ndarray]:
-    """Which cells of `grid` have a vector, bool [cells] for each of an item's grids that has any.
-
-    `mask`: `MediaItem.retained`, of one grid or, where frames are apart, several.
+    """Return which cells of `grid` have a vector, bool [cells] for each of an item's grids that has
+    any. `mask` is `MediaItem.retained`, of one grid, or of several if frames are separate.
     """
     num_cells = math.prod(grid)
     bits = np.unpackbits(np.frombuffer(mask, dtype=np.uint8)).astype(bool)
@@ -73,7 +72,7 @@ def retained_cells(mask: bytes, grid: tuple[int, ...]) -> list[np.ndarray]:
 
 
 def _squares(pixels: np.ndarray, num_vectors: int, grid: tuple[int, ...]) -> np.ndarray:
-    """[frames or tiles, rows, columns, values]: the pixels that each vector stands for."""
+    """Return each vector's pixels, [frames or tiles, rows, columns, values]."""
     if grid:
         rows, columns = grid[1:]
         return pixels.reshape(num_vectors // (rows * columns), rows, columns, -1)
@@ -87,7 +86,9 @@ def _squares(pixels: np.ndarray, num_vectors: int, grid: tuple[int, ...]) -> np.
 
 
 def _changes_in_time(squares: np.ndarray) -> np.ndarray:
-    """[frames, rows, columns]: how much each differs from the frame before; at first infinity."""
+    """Return each square's difference from the previous frame, [frames, rows, columns]; infinity in
+    the first frame.
+    """
     changes = np.full(squares.shape[:3], np.inf, dtype=np.float32)
     for index in range(1, len(squares)):
         changes[index] = np.abs(squares[index] - squares[index - 1]).mean(axis=-1)
@@ -95,8 +96,8 @@ def _changes_in_time(squares: np.ndarray) -> np.ndarray:
 
 
 def _changes_in_space(squares: np.ndarray) -> np.ndarray:
-    """[tiles, rows, columns]: how much each differs from the more similar one of those left of it
-    and above it; infinity in the corner.
+    """Return each square's difference from the more similar of its left and upper neighbors,
+    [tiles, rows, columns]; infinity for the first square.
     """
     changes = np.full(squares.shape[:3], np.inf, dtype=np.float32)
     row_changes = np.abs(squares[:, :, 1:] - squares[:, :, :-1]).mean(axis=-1)

@@ -1,7 +1,7 @@
-"""vLLM's registries, by which a model class of one's own says how its pictures are prepared.
+"""vLLM's registries, in which a custom model class registers how its images are prepared.
 
-They act in programs with `LLM`, whose process has the class; a served model's pictures are
-prepared by the processor of its folder, in processes without torch.
+They only apply to offline use with `LLM`, whose process has the class. Images of a served model
+are prepared by the processor of its folder, in processes without torch.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Entry = TypeVar("Entry")
 
 
 class LLMInputs(TypedDict):
-    """A prompt before the engine takes it."""
+    """A prompt before it is added to the engine."""
 
     prompt_token_ids: list[int]
     prompt: NotRequired[str | None]
@@ -29,17 +29,17 @@ class LLMInputs(TypedDict):
 
 
 class MultiModalInputs(dict[str, Any]):
-    """Tensors that `encode` of a model class takes for one picture, by name."""
+    """Input tensors of a model class's `encode` for an image, by name."""
 
 
 class InputContext:
-    """The model whose inputs are prepared. `model_config`: see `VllmConfig.model_config`."""
+    """The model whose inputs are prepared. For `model_config` see `VllmConfig.model_config`."""
 
     def __init__(self, model_config: Any) -> None:
         self.model_config = model_config
 
     def get_hf_config(self, hf_config_type: type | None = None) -> Any:
-        """config.json as an object of `transformers`. Raises `TypeError` for another type."""
+        """Return config.json as a `transformers` config. Raises `TypeError` for another type."""
         config = self.model_config.hf_config
         if hf_config_type is not None and not isinstance(config, hf_config_type):
             raise TypeError(
@@ -48,7 +48,9 @@ class InputContext:
         return config
 
     def get_multimodal_config(self) -> dict[str, int]:
-        """How many media of each kind a prompt may have. Raises `ValueError` if it has none."""
+        """Return the maximum number of items of each kind in a prompt. Raises `ValueError` for a
+        model without media.
+        """
         if find_class_entry(_mappers, self.model_config.model_class) is None:
             raise ValueError(f"{self.model_config.model} takes no media.")
         return dict(self.model_config.limit_mm_per_prompt)
@@ -56,36 +58,37 @@ class InputContext:
 
 InputMapper = Callable[[InputContext, Any], MultiModalInputs]
 InputProcessor = Callable[[InputContext, LLMInputs], LLMInputs]
-#: Makes token ids (an object with `prompt_token_ids`) and media for a prompt of so many tokens.
+#: Given a number of tokens, returns a prompt of this length: an object with `prompt_token_ids`, and
+#: media.
 DummyDataFactory = Callable[[InputContext, int], tuple[Any, dict[str, Any] | None]]
 MaxTokens = int | Callable[[InputContext], int]
 
 _processors: dict[type, InputProcessor] = {}
 _factories: dict[type, DummyDataFactory] = {}
-#: By kind of media.
+#: Input mappers by class and kind of media.
 _mappers: dict[type, dict[str, InputMapper]] = {}
 _max_tokens: dict[type, dict[str, MaxTokens]] = {}
 
 
 def find_class_entry(entries: dict[type, Entry], model_class: type | None) -> Entry | None:
-    """What is registered for a class, or for a class that it inherits from."""
+    """Return what is registered for a class or the closest of its base classes; None if nothing."""
     bases = model_class.__mro__ if model_class is not None else ()
     return next((entries[base] for base in bases if base in entries), None)
 
 
 class InputRegistry:
-    """Prompts of a model class: what becomes of their tokens, and the largest one."""
+    """Input processors and dummy data of model classes."""
 
     def register_dummy_data(self, factory: DummyDataFactory) -> Callable[[Model], Model]:
-        """Decorate a model class with what makes its largest prompt; see `DummyDataFactory`."""
+        """Return a class decorator that registers a factory of the model's largest prompt."""
         return lambda model: _registered(_factories, model, factory)
 
     def register_input_processor(self, processor: InputProcessor) -> Callable[[Model], Model]:
-        """Decorate a model class with what inserts the tokens that stand for pictures."""
+        """Return a class decorator that registers a function which expands image placeholders."""
         return lambda model: _registered(_processors, model, processor)
 
     def create_input_processor(self, model_config: Any) -> Callable[[LLMInputs], LLMInputs]:
-        """`process_input` for a model."""
+        """Return `process_input` for a model."""
         return lambda inputs: self.process_input(model_config, inputs)
 
     def process_input(self, model_config: Any, inputs: LLMInputs) -> LLMInputs:
@@ -96,7 +99,7 @@ class InputRegistry:
     def dummy_data_for_profiling(
         self, model_config: Any, seq_len: int
     ) -> tuple[Any, dict[str, Any] | None]:
-        """The model's largest prompt. Raises `InvalidRequest` for a model without a factory."""
+        """Return the model's largest prompt. Raises `InvalidRequest` without a factory."""
         factory = find_class_entry(_factories, model_config.model_class)
         if factory is None:
             raise InvalidRequest(f"{model_config.model} has no dummy data.", param="model")
@@ -104,15 +107,15 @@ class InputRegistry:
 
 
 class MultiModalPlugin(ABC):
-    """Media of one kind."""
+    """The registry of a kind of media."""
 
     @abstractmethod
     def get_data_key(self) -> str:
-        """Its key in `multi_modal_data`."""
+        """Return its key in `multi_modal_data`."""
 
     def register_input_mapper(self, mapper: InputMapper | None = None) -> Callable[[Model], Model]:
-        """Decorate a model class with what makes tensors of a medium. None: the image processor of
-        the model's folder.
+        """Return a class decorator that registers a function from an item to tensors, by default
+        the image processor of the model's folder.
         """
 
         def decorate(model: Model) -> Model:
@@ -122,7 +125,7 @@ class MultiModalPlugin(ABC):
         return decorate
 
     def register_max_multimodal_tokens(self, max_mm_tokens: MaxTokens) -> Callable[[Model], Model]:
-        """Decorate a model class with the most tokens that stand for one medium."""
+        """Return a class decorator that registers the maximum number of tokens for an item."""
 
         def decorate(model: Model) -> Model:
             _max_tokens.setdefault(model, {})[self.get_data_key()] = max_mm_tokens
@@ -131,13 +134,13 @@ class MultiModalPlugin(ABC):
         return decorate
 
     def get_max_multimodal_tokens(self, model_config: Any) -> int:
-        """Most tokens of one medium; 0: the model says none."""
+        """Return the maximum number of tokens for an item; 0 if none is registered."""
         entries = find_class_entry(_max_tokens, model_config.model_class) or {}
         tokens = entries.get(self.get_data_key(), 0)
         return tokens if isinstance(tokens, int) else tokens(InputContext(model_config))
 
     def map_input(self, model_config: Any, data: Any) -> MultiModalInputs:
-        """Tensors of one medium. Raises `TypeError` for a kind that the model doesn't take."""
+        """Return the tensors of an item. Raises `TypeError` for a kind without a mapper."""
         entries = find_class_entry(_mappers, model_config.model_class) or {}
         mapper = entries.get(self.get_data_key())
         if mapper is None:
@@ -146,14 +149,14 @@ class MultiModalPlugin(ABC):
 
 
 class ImagePlugin(MultiModalPlugin):
-    """Pictures."""
+    """The registry of images."""
 
     def get_data_key(self) -> str:
         return "image"
 
 
 class MultiModalRegistry:
-    """Media of model classes: their tensors, and how many tokens stand for one."""
+    """Input mappers and token limits of model classes, by kind of media."""
 
     def __init__(self, plugins: tuple[MultiModalPlugin, ...] = (ImagePlugin(),)) -> None:
         self._plugins = {plugin.get_data_key(): plugin for plugin in plugins}
@@ -188,18 +191,18 @@ class MultiModalRegistry:
     def create_input_mapper(
         self, model_config: Any
     ) -> Callable[[dict[str, Any]], MultiModalInputs]:
-        """`map_input` for a model."""
+        """Return `map_input` for a model."""
         return lambda data: self.map_input(model_config, data)
 
     def map_input(self, model_config: Any, data: dict[str, Any]) -> MultiModalInputs:
-        """Tensors of `multi_modal_data`."""
+        """Return the tensors of `multi_modal_data`."""
         inputs = MultiModalInputs()
         for key, value in data.items():
             inputs.update(self._plugin(key).map_input(model_config, value))
         return inputs
 
     def get_max_multimodal_tokens(self, model_config: Any) -> int:
-        """Most tokens that stand for one medium of each kind, in all."""
+        """Return the sum of the maximum number of tokens for an item over all kinds."""
         plugins = self._plugins.values()
         return sum(plugin.get_max_multimodal_tokens(model_config) for plugin in plugins)
 
@@ -209,10 +212,10 @@ MULTIMODAL_REGISTRY = MultiModalRegistry()
 
 
 class RegisteredProcessor:
-    """Prepares pictures of a model class that has registered an input mapper."""
+    """Prepares images for a model class with a registered input mapper."""
 
     def __init__(self, model_config: Any) -> None:
-        """Raises `InvalidRequest` where the class's largest prompt doesn't fit the context."""
+        """Raises `InvalidRequest` if the class's largest prompt exceeds the context."""
         self._model_config = model_config
         hf_config = model_config.hf_config
         token_id = getattr(hf_config, "image_token_index", None)
@@ -232,9 +235,9 @@ class RegisteredProcessor:
     def process(
         self, text: str | None, token_ids: list[int], images: list[Any]
     ) -> tuple[list[int], tuple[PreparedMedia, ...]]:
-        """The prompt with the tokens that stand for its pictures, and these.
+        """Return the prompt with its images' tokens, and the prepared images.
 
-        Raises `InvalidRequest` where the tokens can't be divided among them, or are too many.
+        Raises `InvalidRequest` unless the images have equal numbers of tokens within the limit.
         """
         inputs = LLMInputs(prompt_token_ids=token_ids, prompt=text)
         inputs["multi_modal_data"] = {"image": images[0] if len(images) == 1 else images}
@@ -265,9 +268,9 @@ class RegisteredProcessor:
 
 
 def find_registered_processor(model_config: Callable[[], Any]) -> RegisteredProcessor | None:
-    """Of a model whose class says how its pictures are prepared; None: it doesn't.
+    """Return the processor of a model whose class has a registered input mapper, else None.
 
-    `model_config`: makes it, which is slow, where any class says so.
+    `model_config` creates the config, which is slow. It is only called if any class has a mapper.
     """
     if not _mappers or find_class_entry(_mappers, model_config().model_class) is None:
         return None
@@ -280,7 +283,7 @@ def _registered(entries: dict[type, Entry], model: Model, entry: Entry) -> Model
 
 
 def _map_by_folder(context: InputContext, image: Any) -> MultiModalInputs:
-    """By the image processor of the model's folder."""
+    """Map an image with the image processor of the model's folder."""
     from transformers import AutoImageProcessor
 
     processor = AutoImageProcessor.from_pretrained(
@@ -290,5 +293,5 @@ def _map_by_folder(context: InputContext, image: Any) -> MultiModalInputs:
 
 
 def _array(value: Any) -> np.ndarray:
-    """An array of a tensor, which this package doesn't know, or of an array."""
+    """Return an array of a torch tensor or an array. This module can't import torch."""
     return np.asarray(value.detach().cpu().numpy() if hasattr(value, "detach") else value)

@@ -1,9 +1,9 @@
-"""From a file of sound to its stretches of speech, in memory bounded by their length.
+"""Audio files, and their stretches of speech. Memory is bounded by the length of the stretches.
 
-A file is decoded frame by frame. What lies between sounds is left out where it is silent, so a
-stretch begins with a sound. It ends before a long silence, or once it nearly fills a model's window
-at the first pause between words. Where nobody pauses it goes on: then the model's timestamps say
-where its next window begins.
+A file is decoded frame by frame, and silence between stretches is dropped. A stretch begins
+shortly before a sound. It ends before a long silence, or at the first pause between words once it
+nearly fills a model's window. Without a pause it is longer than a window, and the model's
+timestamps determine where its next window begins.
 """
 
 from __future__ import annotations
@@ -20,28 +20,28 @@ from engine.contract.errors import InvalidRequest
 from engine.multimodal.audio import SAMPLE_RATE
 from engine.multimodal.inputs import VoiceDetection
 
-#: Demuxers of FFmpeg that read files: none that opens an address or another file.
+#: FFmpeg's demuxers of file formats, without any that opens a URL or another file.
 _FORMATS = (
     "aac,ac3,aiff,amr,ape,asf,au,avi,caf,flac,matroska,webm,mov,mp4,m4a,3gp,3g2,mj2,mp3,mpeg,"
     "mpegts,ogg,w64,wav,wv"
 )
-#: Windows of one file: an hour of speech.
+#: Maximum number of windows of a file: an hour of speech.
 MAX_WINDOWS = 120
-#: Seconds of sound of one file, silence included.
+#: Maximum length of a file in seconds, including silence.
 MAX_SECONDS = 12 * 3600
-#: Milliseconds by which loudness is measured, and samples.
+#: The interval at which loudness is measured, in milliseconds and in samples.
 _STEP_MS, _STEP = 100, SAMPLE_RATE // 10
 #: Steps below this standard deviation are silent: 60 dB under full scale.
 _SILENCE = 1e-3
-#: The same of the quietest speech at a threshold of 1, as in realtime sessions.
+#: The standard deviation below which a step is silent at a threshold of 1, as in realtime sessions.
 _LOUD = 0.02
-#: Steps of silence before a sound that its stretch begins with, and those that end a stretch.
+#: Steps of silence at the beginning of a stretch, and those that end one.
 _LEAD, _PAUSE = 2, 50
-#: Part of a window, at its end, in which a pause between words ends a stretch.
+#: Share of a window, at its end, in which a pause between words ends a stretch.
 _CUT_ZONE = 0.2
-#: Steps of such a pause, and how loud they are at most, of the stretch's loudest: 30 dB under it.
+#: Steps of such a pause, and their maximum loudness relative to the stretch's loudest step, -30 dB.
 _SHORT_PAUSE, _QUIET = 10, 0.03
-#: Windows of a stretch without any pause: then it's cut at its quietest place.
+#: Windows after which a stretch without any pause is cut at the quietest step of its end.
 _MAX_STRETCH = 10
 
 
@@ -50,7 +50,8 @@ class SoundPart:
     """A stretch of a file.
 
     Attributes:
-        start: its first sample's number. samples: float32 [n].
+        start: index of its first sample.
+        samples: float32 [n].
         lead: number of samples before its first sound.
     """
 
@@ -60,10 +61,10 @@ class SoundPart:
 
 
 def decode_sound(data: bytes, param: str = "file") -> Iterator[np.ndarray]:
-    """The samples of a file's first sound stream, float32 at `SAMPLE_RATE`, chunk by chunk.
+    """Yield the samples of a file's first audio stream in chunks, float32 at `SAMPLE_RATE`.
 
-    Packets that are damaged are left out. Raises `InvalidRequest` for what holds no sound, and for
-    more than `MAX_SECONDS`.
+    Damaged packets are skipped. Raises `InvalidRequest` for a file without audio, or with more than
+    `MAX_SECONDS`.
     """
     import av
 
@@ -101,7 +102,7 @@ def decode_sound(data: bytes, param: str = "file") -> Iterator[np.ndarray]:
 
 
 def _decode_packet(packet: Any, resampler: Any) -> Iterator[np.ndarray]:
-    """The samples of one packet; none of a damaged one."""
+    """Yield the samples of a packet, none of a damaged one."""
     import av
 
     try:
@@ -114,17 +115,17 @@ def _decode_packet(packet: Any, resampler: Any) -> Iterator[np.ndarray]:
 
 
 def _resample(frame: Any, resampler: Any) -> Iterator[np.ndarray]:
-    """A frame's samples; None: those that the resampler still has."""
+    """Yield a frame's resampled samples, or with None the resampler's remaining ones."""
     for part in resampler.resample(frame):
         yield np.nan_to_num(part.to_ndarray()[0], posinf=0.0, neginf=0.0)
 
 
 class StretchSplitter:
-    """Cuts sound that comes in chunks into stretches.
+    """Splits audio that arrives in chunks into stretches.
 
     Args:
         max_samples: length of a model's window.
-        detection: when stretches begin and end; None: they end before a long silence.
+        detection: parameters of where stretches begin and end; None for the module's constants.
 
     Attributes:
         num_samples: number of samples so far.
@@ -139,16 +140,17 @@ class StretchSplitter:
         self._window_steps = max_samples // _STEP
         self.num_samples = 0
         self._rest = np.zeros(0, dtype=np.float32)
-        #: Steps of the stretch that is being filled, and the loudness of each.
+        #: Steps of the current stretch, and the loudness of each.
         self._steps: list[np.ndarray] = []
         self._levels: list[float] = []
         self._first_step = self._next_step = 0
-        #: Loudness of its loudest step; its last step that isn't silent, and that isn't quiet.
+        #: The loudness of its loudest step, its last step that isn't silent, and its last that
+        #: isn't quiet.
         self._loudest = 0.0
         self._last_heard = self._last_loud = -1
 
     def push(self, samples: np.ndarray) -> Iterator[SoundPart]:
-        """Add samples; gives the stretches that they complete."""
+        """Add samples, and yield the stretches that they complete."""
         self.num_samples += len(samples)
         joined = np.concatenate((self._rest, samples))
         end = len(joined) // _STEP * _STEP
@@ -157,7 +159,7 @@ class StretchSplitter:
             yield from self._push_step(step)
 
     def finish(self) -> Iterator[SoundPart]:
-        """The last stretches."""
+        """Yield the last stretches."""
         if len(self._rest):
             yield from self._push_step(self._rest)
             self._rest = self._rest[:0]
@@ -168,7 +170,7 @@ class StretchSplitter:
             self._first_step = self._next_step
         self._steps.append(step)
         self._next_step += 1
-        self._measure(float(np.std(step, dtype=np.float64)))  # a constant is no sound
+        self._measure(float(np.std(step, dtype=np.float64)))  # a constant offset is silent
         count = len(self._steps)
         if self._last_heard < 0:
             self._drop(count - self._lead)
@@ -184,7 +186,7 @@ class StretchSplitter:
             yield from self._cut(first + 1 + int(np.argmin(self._levels[first:])))
 
     def _measure(self, level: float) -> None:
-        """Take in the loudness of the next step."""
+        """Record the loudness of the next step."""
         index = len(self._levels)
         self._levels.append(level)
         self._loudest = max(self._loudest, level)
@@ -194,7 +196,7 @@ class StretchSplitter:
                 self._last_loud = index
 
     def _cut(self, end: int) -> Iterator[SoundPart]:
-        """End the stretch after so many of its steps; the others begin the next."""
+        """End the stretch after `end` of its steps. The remaining steps begin the next one."""
         heard = (index for index, level in enumerate(self._levels[:end]) if level >= self._silence)
         first_heard = next(heard, None)
         if first_heard is not None:
@@ -203,7 +205,7 @@ class StretchSplitter:
         self._drop(end)
 
     def _drop(self, count: int) -> None:
-        """Leave out the first steps."""
+        """Remove the first `count` steps."""
         if count <= 0:
             return
         levels = self._levels[count:]
@@ -218,7 +220,10 @@ class StretchSplitter:
 def split_sound(
     data: bytes, max_samples: int, detection: VoiceDetection | None = None
 ) -> tuple[int, list[SoundPart]]:
-    """A file's number of samples, and its stretches. Raises `InvalidRequest`."""
+    """Return a file's number of samples, and its stretches.
+
+    Raises `InvalidRequest` as `decode_sound`, and for more than `MAX_WINDOWS`.
+    """
     splitter, stretches = StretchSplitter(max_samples, detection), list[SoundPart]()
     num_windows = 0
     chunks = (splitter.push(chunk) for chunk in decode_sound(data))

@@ -1,4 +1,4 @@
-"""`SoundProcessor`: from a caller's samples to what an encoder reads of one window."""
+"""`SoundProcessor`: preprocessing of audio samples for an encoder with one window."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ from engine.multimodal.processor import PreparedMedia
 
 
 def read_samples(audio: Any, max_seconds: float) -> np.ndarray:
-    """float32 [n] at `SAMPLE_RATE` of (samples, rate), or of samples at that rate.
+    """Convert (samples, rate), or samples at `SAMPLE_RATE`, to float32 [n] at that rate.
 
-    Raises `InvalidRequest` for what is no sound, or is longer than the model hears at once.
+    Raises `InvalidRequest` for invalid audio, or more than `max_seconds`.
     """
     samples, rate = audio, SAMPLE_RATE
     if isinstance(audio, tuple | list) and len(audio) == 2 and not np.isscalar(audio[0]):
         samples, rate = audio
     values = check_samples(samples)
     check_sample_rate(rate)
-    # Before it is resampled, which takes as much memory again.
+    # Before resampling, which needs more memory.
     if len(values) / rate > max_seconds:
         raise InvalidRequest(
             f"The audio has {len(values) / rate:.1f} s; the model hears {max_seconds:g} s at once. "
@@ -43,10 +43,10 @@ def read_samples(audio: Any, max_seconds: float) -> np.ndarray:
 
 @dataclass(frozen=True, slots=True)
 class SoundProcessor:
-    """From sound to what one model's encoder reads.
+    """The audio processor of a model.
 
     Attributes:
-        num_mels, num_frames: of a window.
+        num_mels, num_frames: sizes of a window.
     """
 
     num_mels: int
@@ -54,13 +54,13 @@ class SoundProcessor:
 
     @property
     def window_seconds(self) -> float:
-        """Length of a window."""
+        """Length of a window in seconds."""
         return self.num_frames * HOP / SAMPLE_RATE
 
     def prepare(self, audio: Any) -> PreparedMedia:
-        """What the encoder reads of (samples, rate), or of samples at `SAMPLE_RATE`.
+        """Prepare (samples, rate), or samples at `SAMPLE_RATE`, for the encoder.
 
-        Raises `InvalidRequest` for what is no sound, or is longer than a window.
+        Raises `InvalidRequest` for invalid audio, or audio longer than a window.
         """
         values = read_samples(audio, self.window_seconds)
         powers = log_powers(values, self.num_mels, self.num_frames)

@@ -1,8 +1,7 @@
-"""From a file of video to the frames that a model sees.
+"""Sampled frames of video files, and of animated GIF and WebP.
 
-How many frames there are is counted from the file's packets, not believed from its header. Only
-groups of frames, from a key frame to the next, that hold a sampled one are decoded. Animated GIF
-and WebP are videos too.
+Frames are counted from the file's packets, as its header can be wrong. Only those groups of frames
+from one key frame to the next are decoded that sampled frames need.
 """
 
 from __future__ import annotations
@@ -21,23 +20,23 @@ from engine.multimodal.processor import DAMAGED_FILE_ERRORS, MAX_PIXELS, to_rgb
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-#: Frames of one video that are sampled where a request says nothing, as in vLLM, and at most.
+#: The default number of sampled frames, as in vLLM, and the maximum.
 DEFAULT_FRAMES, MAX_FRAMES = 32, 768
-#: Frames a second of frames that come without a time, as `transformers` assumes, and at most.
+#: Frames per second of frames without times, as in `transformers`, and the maximum.
 DEFAULT_FPS, MAX_FPS = 24, 1000
-#: Frames that one file may have: some hours.
+#: Maximum number of frames of a file: several hours.
 MAX_FILE_FRAMES = 1_000_000
-#: Demuxers of FFmpeg that read files: none that opens an address or another file.
+#: FFmpeg's demuxers of file formats, without any that opens a URL or another file.
 _FORMATS = "asf,avi,flv,matroska,webm,mov,mp4,m4a,3gp,3g2,mj2,mpeg,mpegts,mpegvideo,ogg"
-#: How files begin that Pillow reads frame by frame.
+#: The first bytes of formats that Pillow reads.
 _ANIMATIONS = {b"GIF8": "GIF", b"RIFF": "WEBP"}
-#: Duration in seconds of an animation's frame if its file says 0.
+#: Duration in seconds of an animation's frame for which the file has 0 or none.
 _DEFAULT_DURATION = 0.1
 
 
 @dataclass(frozen=True, slots=True)
 class Video:
-    """Sampled frames in RGB, all of one size, and when each is shown, in seconds."""
+    """Sampled frames in RGB, all of the same size, and the time of each in seconds."""
 
     frames: list[Image]
     times: list[float]
@@ -46,9 +45,10 @@ class Video:
 def read_video(
     data: bytes, options: dict[str, Any] | None = None, param: str = "messages"
 ) -> Video:
-    """The frames of a file that `options` sample: "num_frames", evenly spaced, or "fps".
+    """Return sampled frames of a file, see `sample_frames`.
 
-    Raises `InvalidRequest` for what is no video, is damaged or too large, and for other options.
+    Raises `InvalidRequest` for a file that isn't a video, is damaged or too large, and for invalid
+    options.
     """
     from av.error import FFmpegError
     from PIL.Image import DecompressionBombError
@@ -68,7 +68,7 @@ def read_video(
 
 
 def check_sampling(options: dict[str, Any], param: str = "media_io_kwargs") -> None:
-    """Raise `InvalidRequest` for options that `read_video` doesn't take."""
+    """Raise `InvalidRequest` for invalid options of `read_video`."""
     for name, value in options.items():
         is_number = isinstance(value, int | float) and not isinstance(value, bool)
         if name == "fps" and is_number and 0 < value <= MAX_FPS:
@@ -88,10 +88,11 @@ def check_sampling(options: dict[str, Any], param: str = "media_io_kwargs") -> N
 
 
 def sample_frames(times: np.ndarray, options: dict[str, Any]) -> np.ndarray:
-    """Indices of the frames to look at, int64 and increasing.
+    """Return the indices of sampled frames, int64 and increasing.
 
-    `times`: of all frames, in seconds. As vLLM's loader: evenly spaced, the first and the last
-    among them.
+    As in vLLM's loader, they are evenly spaced from the first to the last frame. `times` are those
+    of all frames, in seconds. Option "num_frames" is the maximum, or -1 for `MAX_FRAMES`; "fps" is
+    the maximum per second.
     """
     total = len(times)
     count = int(options.get("num_frames", DEFAULT_FRAMES))
@@ -131,7 +132,9 @@ def _open(data: bytes) -> Any:
 
 
 def _video_stream(file: Any, param: str) -> Any:
-    """The first stream of video. Raises `InvalidRequest`."""
+    """Return the first video stream. Raises `InvalidRequest` if there is none, its codec is
+    unknown, or it has too many pixels.
+    """
     if not file.streams.video:
         raise InvalidRequest("The file holds no video.", param=param)
     stream = file.streams.video[0]
@@ -144,22 +147,24 @@ def _video_stream(file: Any, param: str) -> Any:
 
 @dataclass(slots=True)
 class _FrameGroup:
-    """Frames from a key frame to the next, in the file's order.
+    """Frames from one key frame to the next, in the file's order.
 
     Attributes:
-        timestamps: when each is, in the stream's time base.
+        timestamps: the time of each, in the stream's time base.
     """
 
     timestamps: list[int]
 
     @property
     def needs_previous(self) -> bool:
-        """Whether frames are shown before the group's key frame, which need the group before it."""
+        """Whether any frame is shown before the group's key frame. It needs the previous group."""
         return min(self.timestamps) < self.timestamps[0]
 
 
 def _scan(file: Any, stream: Any, param: str) -> list[_FrameGroup]:
-    """The groups of a file, from its packets alone."""
+    """Return the groups of a file, without decoding. Raises `InvalidRequest` for none or too many
+    frames.
+    """
     groups: list[_FrameGroup] = []
     for total, (packet, moment) in enumerate(_packets(file, stream)):
         if packet.is_keyframe or not groups:
@@ -173,7 +178,7 @@ def _scan(file: Any, stream: Any, param: str) -> list[_FrameGroup]:
 
 
 def _packets(file: Any, stream: Any) -> Iterator[tuple[Any, int]]:
-    """Packets with a frame, and when it is shown."""
+    """Yield packets with a frame, and the frame's time."""
     for packet in file.demux(stream):
         moment = packet.pts if packet.pts is not None else packet.dts
         if packet.size and moment is not None:
@@ -183,7 +188,7 @@ def _packets(file: Any, stream: Any) -> Iterator[tuple[Any, int]]:
 def _decode(
     file: Any, stream: Any, groups: list[_FrameGroup], targets: np.ndarray, param: str
 ) -> Iterator[tuple[int, Image]]:
-    """The frames shown at `targets`, or next after them; damaged ones are left out."""
+    """Yield the frames at the times `targets`, or the next ones if they are damaged."""
     requested = set(targets.tolist())
     needed = {i for i, group in enumerate(groups) if not requested.isdisjoint(group.timestamps)}
     needed |= {i - 1 for i in needed if i and groups[i].needs_previous}
@@ -197,7 +202,7 @@ def _decode(
 
 
 def _frames(file: Any, stream: Any, needed: set[int]) -> Iterator[Any]:
-    """All frames of the needed groups; packets that are damaged are left out."""
+    """Yield all frames of the needed groups, without damaged packets."""
     import av
 
     def decode(packet: Any) -> list[Any]:
@@ -210,7 +215,7 @@ def _frames(file: Any, stream: Any, needed: set[int]) -> Iterator[Any]:
     for packet, _ in _packets(file, stream):
         if packet.is_keyframe or group < 0:
             if group in needed and group + 1 not in needed:
-                yield from decode(None)  # what the decoder holds back
+                yield from decode(None)  # the decoder's delayed frames
                 stream.codec_context.flush_buffers()
             group += 1
         if group > last:
@@ -238,7 +243,7 @@ def _read_animation(data: bytes, form: str, options: dict[str, Any], param: str)
         durations = []
         for index in range(total):
             image.seek(index)
-            image.load()  # WebP provides the duration only then
+            image.load()  # WebP has the duration only after this
             duration = image.info.get("duration")
             durations.append(duration / 1000 if duration else _DEFAULT_DURATION)
         times = np.cumsum([0.0, *durations[:-1]])

@@ -1,7 +1,7 @@
-"""The media worker: `python -m engine.multimodal.worker`. Prepares pictures, sound and documents,
-one after the other.
+"""The media worker, `python -m engine.multimodal.worker`: prepares images, videos, audio and
+documents, one after the other.
 
-It decodes what strangers send, so it may be killed at any moment; see `WorkerProcess`. Requests and
+It decodes untrusted files, so it can be killed at any moment; see `WorkerProcess`. Requests and
 answers are structs of `engine.multimodal.inputs`, as MessagePack.
 """
 
@@ -28,7 +28,7 @@ from engine.multimodal.inputs import (
 )
 from engine.system.worker_process import limit_memory, open_worker_pipes, read_frame, write_frame
 
-#: Beside what the processors' code takes: a picture of `MAX_PIXELS` in four forms.
+#: The memory limit for data, sufficient for four copies of an image of `MAX_PIXELS`.
 MEMORY_BYTES = 3 << 30
 _MAX_PROCESSORS = 4
 
@@ -36,8 +36,8 @@ _MAX_PROCESSORS = 4
 def main() -> int:
     """Serve until stdin closes."""
     requests, answers = open_worker_pipes()
-    # Without it transformers' image processors, which are numpy and Pillow, load in a fifth of the
-    # time and take a sixth of the memory.
+    # Without torch the image processors of `transformers`, which use numpy and Pillow, load in a
+    # fifth of the time and use a sixth of the memory.
     sys.modules["torch"] = None  # type: ignore[assignment]
     from engine.multimodal.audio import HOP, SAMPLE_RATE, stretch_powers
     from engine.multimodal.audio_prompts import AudioProcessor
