@@ -1,4 +1,4 @@
-"""Paged attention, over latents too, encoders' attention, and the merge of attention states."""
+"""Paged attention, also over latents, encoder attention, and merging of attention states."""
 
 from kernels.triton.attention.encoder import encoder_attention
 from kernels.triton.attention.kernels import merge_attention_states

@@ -1,7 +1,7 @@
-"""Attention of encoders: tokens also attend to later ones of their sequence.
+"""Encoder attention: tokens also attend to later tokens of their sequence.
 
-A program has some rows of one head, and walks over the keys once (FlashAttention, arXiv
-2205.14135), so a sequence's bits don't depend on others.
+A program computes some rows of one head and reads the keys once (FlashAttention, arXiv 2205.14135).
+The bits of a sequence's result don't depend on other sequences.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def encoder_attention_kernel(
             visible &= tl.abs(positions[None, :] - rows[:, None]) <= REACH
         scores = tl.where(visible, scores, float("-inf"))
         larger = tl.maximum(maximum, tl.max(scores, 1))
-        # -inf: the row has seen no key yet, and -inf - -inf is no number.
+        # The maximum is -inf while a row has seen no key, and -inf - -inf is NaN.
         shift = tl.where(larger == float("-inf"), 0.0, larger)
         weights = tl.exp(scores - shift[:, None])
         decay = tl.exp(maximum - shift)
@@ -82,14 +82,14 @@ def encoder_attention(
     q, k, v = (x if x.stride()[1:] == (size, 1) else x.contiguous() for x in (q, k, v))
     out = torch.empty((tokens, heads, size), dtype=q.dtype, device=q.device)
     padded = max(16, triton.next_power_of_2(size))
-    # Tiles that stay in the registers of all GPUs that are compiled for, of heads up to 128.
+    # These tiles fit the registers of every GPU that we compile for, with heads of up to 128.
     rows, keys = (64, 32) if padded * q.element_size() <= 128 else (16, 32)
     launch(
         encoder_attention_kernel,
         (tokens // length * heads, triton.cdiv(length, rows)),
         out, q, k, v, q.stride(0), k.stride(0), v.stride(0), length, size**-0.5,
         HEADS=heads, SIZE=size, PADDED=padded, REACH=reach, ROWS=rows, KEYS=keys,
-        UPCAST=INTERPRETED,  # whose products of bfloat16 are wrong
+        UPCAST=INTERPRETED,  # the interpreter's bfloat16 products are wrong
         num_warps=4, num_stages=2,
     )  # fmt: skip
     return out

@@ -37,7 +37,7 @@ def merge_kernel(
     weight_a = tl.load(first_lse + row)
     weight_b = tl.load(second_lse + row)
     best = tl.maximum(tl.maximum(weight_a, weight_b), -1.0e30)
-    # An empty side may hold anything, NaN included: it's not read.
+    # An empty side isn't read, since it may contain anything, even NaN.
     read_a = dims < tl.where(weight_a > -1.0e30, HEAD_SIZE, 0)
     read_b = dims < tl.where(weight_b > -1.0e30, HEAD_SIZE, 0)
     a = tl.load(first + row * HEAD_SIZE + dims, mask=read_a, other=0.0)
@@ -57,15 +57,16 @@ def merge_kernel(
 def merge_attention_states(
     first: Tensor, first_lse: Tensor, second: Tensor, second_lse: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Attention over the union of two disjoint sets of keys.
+    """Return attention over the union of two disjoint sets of keys (Ye et al. 2025, "FlashInfer",
+    section 3).
 
     Args:
-        first, second: [T, Hq, D], each normalised by itself, contiguous, same dtype.
-        first_lse, second_lse: float32 [T, Hq], logarithms to base 2 of their softmaxes' sums, as
-            `paged_attention` writes them; -inf for an empty set.
+        first, second: [T, Hq, D], the normalized attention outputs, contiguous, same dtype.
+        first_lse, second_lse: float32 [T, Hq], logarithms to base 2 of the sums of their softmaxes,
+            as written by `paged_attention`; -inf for an empty set.
 
     Returns:
-        The merged state and its float32 [T, Hq]. Ye et al. 2025 ("FlashInfer"), section 3.
+        The merged output and its float32 lse [T, Hq].
     """
     if first.shape != second.shape or first.dtype != second.dtype:
         raise ValueError(f"states {describe(first)} and {describe(second)} differ")
@@ -83,7 +84,7 @@ def merge_attention_states(
     return out, out_lse
 
 
-#: Of one binary for every batch: these change from step to step, and so do the addresses of slices.
+#: Arguments that change between steps. Without specialization one binary serves every batch.
 _CHANGING = ("num_seqs", "table_stride", "sliding_window")
 _SLICED = ("block_tables", "seq_lens", "query_start_loc")
 
@@ -100,16 +101,17 @@ def attention_kernel(
     PRECISION: tl.constexpr, UPCAST: tl.constexpr, HALVES: tl.constexpr, AHEAD: tl.constexpr,
     WRITE_LSE: tl.constexpr, INVARIANT: tl.constexpr,
 ):  # fmt: skip
-    """A tile of queries and all heads that share a KV head, over all keys that they see.
+    """Attention of a tile's queries, with all heads of a KV head, over all keys that they see.
 
-    Grid (tiles, KV_HEADS). A row of the tile is (query, head of the group), so that one read of a
-    key serves the whole group (GQA packing; Dao 2023, "Flash-Decoding"; Kwon et al. 2023,
-    "PagedAttention"). SCALES: 0 none, 1 one a cache, 2 one a KV head. INVARIANT: every block of
-    keys is masked, so that a row's are computed alike wherever the tile's other rows end.
+    Grid (tiles, KV_HEADS). A row of the tile is a (query, head of the group), so each key is read
+    once for the whole group (GQA packing; Dao 2023, "Flash-Decoding"; Kwon et al. 2023,
+    "PagedAttention"). SCALES: 0 for none, 1 for one per cache, 2 for one per KV head. With
+    INVARIANT every block of keys is masked, so that a row's arithmetic doesn't depend on where the
+    tile's other rows end.
     """
     GROUP: tl.constexpr = HEADS // KV_HEADS
     QUERIES: tl.constexpr = ROWS // GROUP
-    # The last tiles of a prompt have most to do: they begin first.
+    # The last tiles of a prompt have the most keys, so they start first.
     tile = tl.num_programs(0) - 1 - tl.program_id(0)
     kv_head = tl.program_id(1)
     seq = find_sequence(query_start_loc, tile, num_seqs, QUERIES)
@@ -136,7 +138,7 @@ def attention_kernel(
     best = tl.full((ROWS,), NEG_INF, tl.float32)
     total = tl.zeros((ROWS,), tl.float32)
     if SINKS:
-        # A sink of -inf is none: as it is, it would make NaN of rows that have seen no key yet.
+        # A sink of -inf counts as no sink; unclamped it would give NaN before a row's first key.
         best = tl.maximum(tl.load(sinks + head, mask=valid, other=0.0) * LOG2E, NEG_INF)
         total += tl.where(best > NEG_INF, 1.0, 0.0)
     accumulated, best, total = kv_loop(
@@ -165,13 +167,12 @@ def split_attention_kernel(
     SCALES: tl.constexpr, TOKEN_SCALES: tl.constexpr, FP8: tl.constexpr,
     PRECISION: tl.constexpr, UPCAST: tl.constexpr, HALVES: tl.constexpr,
 ):  # fmt: skip
-    """As `attention_kernel`, but the keys of each sequence are split.
+    """Like `attention_kernel`, but the keys of each sequence are split.
 
-    Grid (programs, KV_HEADS): each program takes an equal share of the keys of all sequences,
-    whatever their lengths, in whole splits. A split's state goes to float32 partial
-    [T, HEADS, slots, HEAD_SIZE] and lse [T, HEADS, slots], in powers of two, which `reduce_kernel`
-    adds up. Where splits begin depends on the sequence's own length alone, so that a row is
-    rounded the same in every batch.
+    Grid (programs, KV_HEADS). Each program takes an equal share of the keys of all sequences, in
+    whole splits. It writes a split's state to float32 partial [T, HEADS, slots, HEAD_SIZE] and its
+    lse, to base 2, to [T, HEADS, slots]; `reduce_kernel` merges them. The boundaries of splits
+    depend only on the sequence's own length, so that a row is rounded equally in every batch.
     """
     GROUP: tl.constexpr = HEADS // KV_HEADS
     QUERIES: tl.constexpr = ROWS // GROUP
@@ -183,7 +184,8 @@ def split_attention_kernel(
     seq, preceding_work, work_offset, end = program_work_range(
         seq_lens, query_start_loc, num_seqs, sliding_window, max_splits, QUERIES, KEYS, WINDOW
     )
-    # `preceding_work`: of the sequences before `seq`; `work_offset`: within that of `seq`.
+    # `preceding_work` is the work of the sequences before `seq`, `work_offset` the offset within
+    # it.
     while preceding_work + work_offset < end:
         begin = tl.load(query_start_loc + seq)
         count = tl.load(query_start_loc + seq + 1) - begin
@@ -237,15 +239,15 @@ def reduce_kernel(
     HEADS: tl.constexpr, HEAD_SIZE: tl.constexpr, PADDED: tl.constexpr, MAX_SPLITS: tl.constexpr,
     KEYS: tl.constexpr, WINDOW: tl.constexpr, SINKS: tl.constexpr, WRITE_LSE: tl.constexpr,
 ):  # fmt: skip
-    """Grid (T * HEADS,): the splits of one head of one token, weighted and added up.
+    """Merge the splits of one head of one token. Grid (T * HEADS,).
 
-    MAX_SPLITS is the same whatever `slots` is, and so is the order in which they are added.
+    MAX_SPLITS doesn't depend on `slots`, and neither does the order of the sum.
     """
     row = tl.program_id(0).to(tl.int64)
     dims = tl.arange(0, PADDED)
     slot = tl.arange(0, MAX_SPLITS)
     token = tl.program_id(0) // HEADS
-    # In a batch of decodes the token's number is its sequence's; else tiles of one query find it.
+    # In a batch of single-token decodes the token index is the sequence index; otherwise search.
     seq = tl.minimum(token, num_seqs - 1)
     begin = tl.load(query_start_loc + seq)
     count = tl.load(query_start_loc + seq + 1) - begin
@@ -264,7 +266,7 @@ def reduce_kernel(
     _, _, _, _, _, splits = plan(
         tl.load(seq_lens + seq), count, sliding_window, max_splits, 1, KEYS, WINDOW
     )
-    # Tokens that pad a batch belong to no sequence.
+    # Padding tokens belong to no sequence.
     splits = tl.where(token - begin < count, splits, 0)
     weights = tl.load(lse + row * slots + slot, mask=slot < splits, other=float("-inf"))
     used = weights > NEG_INF

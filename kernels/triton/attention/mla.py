@@ -1,9 +1,9 @@
-"""Attention over latents: one vector a token is key and value of all heads at once.
+"""Attention over latents: one vector per token is key and value of all heads.
 
-Multi-head latent attention (DeepSeek-AI 2024, "DeepSeek-V2") with its projections of keys and
-values taken into the queries and behind the results: a key is a rotated part and a latent behind
-it, 64 and 512 values in DeepSeek's models; the latent alone is the value. A block is read once for
-all heads of a tile, and for both products.
+Multi-head latent attention (DeepSeek-AI 2024, "DeepSeek-V2"), with the key projections absorbed
+into the queries and the value projections applied to the results. A key is a rotated part followed
+by a latent (64 and 512 values in DeepSeek's models); the value is the latent alone. A block is read
+once for all heads of a tile and for both products.
 """
 
 from __future__ import annotations
@@ -50,10 +50,10 @@ def load_latent_queries(
     HEADS: tl.constexpr, GROUP: tl.constexpr, LATENT: tl.constexpr, ROTATED: tl.constexpr,
     PADDED: tl.constexpr, PADDED_ROTATED: tl.constexpr, ROWS: tl.constexpr, UPCAST: tl.constexpr,
 ):  # fmt: skip
-    """The program's heads of a sequence's queries from `first` on.
+    """Load the program's heads of a sequence's queries from `first` on.
 
-    A row is (query, head of the block of GROUP). Returns (what meets latents [ROWS, PADDED], what
-    is rotated [ROWS, PADDED_ROTATED], positions, tokens, heads, which rows are there).
+    A row is a (query, head of the block of GROUP). Returns (the part multiplied by latents [ROWS,
+    PADDED], the rotated part [ROWS, PADDED_ROTATED], positions, tokens, heads, mask of valid rows).
     """
     rows = tl.arange(0, ROWS)
     query = first + rows // GROUP
@@ -76,10 +76,10 @@ def walk_latents(
     PAGE: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr, TOKEN_SCALES: tl.constexpr,
     FP8: tl.constexpr, PRECISION: tl.constexpr, UPCAST: tl.constexpr,
 ):  # fmt: skip
-    """The online softmax over the keys [start, stop), of which a row sees those up to its position.
+    """Online softmax over the keys [start, stop); a row sees keys up to its position.
 
-    `start` is a multiple of KEYS. Returns (accumulated, best, total): sums of latents and of
-    weights, and their exponents.
+    `start` is a multiple of KEYS. Returns (accumulated, best, total): the weighted sum of latents,
+    the maximum score to base 2, and the sum of the weights relative to it.
     """
     dims = tl.arange(0, PADDED)
     rotated_dims = tl.arange(0, PADDED_ROTATED)
@@ -128,13 +128,13 @@ def latent_attention_kernel(
     KEYS: tl.constexpr, SCALES: tl.constexpr, TOKEN_SCALES: tl.constexpr, FP8: tl.constexpr,
     PRECISION: tl.constexpr, UPCAST: tl.constexpr,
 ):  # fmt: skip
-    """A tile of queries with GROUP of their heads, over all keys that they see.
+    """Attention of a tile of queries, with GROUP of their heads, over all keys that they see.
 
-    Grid (tiles, blocks of heads). SCALES: one for the cache. Every block of keys is masked, so that
-    a row's are computed alike wherever the tile's other rows end.
+    Grid (tiles, blocks of heads). SCALES: whether the cache has a scale. Every block of keys is
+    masked, so that a row's arithmetic doesn't depend on where the tile's other rows end.
     """
     QUERIES: tl.constexpr = ROWS // GROUP
-    # The last tiles of a prompt have most to do: they begin first.
+    # The last tiles of a prompt have the most keys, so they start first.
     tile = tl.num_programs(0) - 1 - tl.program_id(0)
     seq = find_sequence(query_start_loc, tile, num_seqs, QUERIES)
     begin = tl.load(query_start_loc + seq)
@@ -174,10 +174,10 @@ def split_latent_attention_kernel(
     KEYS: tl.constexpr, SCALES: tl.constexpr, TOKEN_SCALES: tl.constexpr, FP8: tl.constexpr,
     PRECISION: tl.constexpr, UPCAST: tl.constexpr,
 ):  # fmt: skip
-    """As `latent_attention_kernel`, but the keys of each sequence are split.
+    """Like `latent_attention_kernel`, but the keys of each sequence are split.
 
-    Grid (programs, blocks of heads). Keys are shared out as in `split_attention_kernel`; states go
-    to partial [T, HEADS, slots, LATENT] and lse [T, HEADS, slots].
+    Grid (programs, blocks of heads). Keys are shared out as in `split_attention_kernel`; states are
+    written to partial [T, HEADS, slots, LATENT] and lse [T, HEADS, slots].
     """
     QUERIES: tl.constexpr = ROWS // GROUP
     if SCALES:
@@ -223,15 +223,17 @@ def split_latent_attention_kernel(
 
 
 MAX_LATENT, MAX_ROTATED = 512, 128
-"""Values of a latent and of the part beside it that a tile has registers for."""
+"""The largest latent and the largest rotated part for which a tile has registers."""
 MAX_STATES = 2048
-"""Of a sequence's queries: parts of it times heads. Each is a latent of float32, and a batch of 256
-sequences has some gigabyte of them at most."""
+"""Maximum of splits * heads * queries of a decoding sequence, and of splits * heads of a prompt.
+Each is a float32 latent, so 256 decoding sequences have at most a gigabyte of them.
+"""
 
 
 def latent_tile(target: Target, rows: int, itemsize: int = 2) -> Tile:
-    """For so many rows of (query, head): with more of them, or of keys, sums of 512 values don't
-    fit registers."""
+    """Return the tile for this many rows of (query, head). More rows or keys don't fit the
+    registers beside sums of 512 values.
+    """
     large = target.shared > SHARED_8
     rows = 16 if rows <= 16 or not large else 32
     if INTERPRETED:
@@ -249,9 +251,9 @@ def latent_attention(
 ) -> Tensor:
     """See `KernelSet.mla_attention`: [T, Hq, latent], contiguous.
 
-    A latent has at most 512 values, what is rotated beside it 128. Caches may be int8 with a scale
-    a token, or float8_e4m3fn or float8_e5m2 with one in all, or none. `programs`, `invariant` and
-    what is the same to the bit: as for `paged_attention`. Needs no word from the device.
+    A latent has at most 512 values, the rotated part 128. Caches may be int8 with a scale per
+    token, or float8_e4m3fn or float8_e5m2 with one scale or none. `programs`, `invariant` and the
+    bitwise guarantees are those of `paged_attention`. Doesn't wait for the device.
     """
     q, latent, page = args.q, args.latent, args.cache.shape[2]
     tokens, heads, _ = q.shape
@@ -276,7 +278,7 @@ def latent_attention(
         "ROWS": tile.rows, "KEYS": tile.keys, "SCALES": int(scales in ("tensor", "head")),
         "TOKEN_SCALES": scales == "token", "FP8": kind + 2 * (kind > 0 and target.native_fp8),
         "PRECISION": "tf32x3" if q.dtype == torch.float32 else "tf32",
-        # The interpreter's product of bfloat16 is wrong.
+        # The interpreter's bfloat16 products are wrong.
         "UPCAST": INTERPRETED and q.dtype == torch.bfloat16,
         "num_warps": tile.warps, "num_stages": tile.stages,
     }  # fmt: skip
@@ -315,7 +317,7 @@ def _padded(size: int) -> int:
 
 
 def _check(args: MlaArgs) -> str:
-    """Raise ValueError where shapes or dtypes don't fit; returns what kind of scales there are."""
+    """Raise ValueError for wrong shapes or dtypes; returns the kind of scales."""
     q, cache, tables, latent = args.q, args.cache, args.block_tables, args.latent
     size = q.shape[2]
     for name, value, max_size in (

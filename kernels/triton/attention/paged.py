@@ -27,15 +27,18 @@ from kernels.triton.fp8 import KINDS
 from kernels.triton.launch import INTERPRETED, Target, launch, target_of
 
 DECODE_QUERIES = 16
-"""Up to so many queries a sequence on average, a batch is cut up as one of decodes: a tile holds
-them all where that many rows do, so that keys are read once."""
+"""Maximum average number of queries per sequence for which a batch uses the decode tiles. A tile
+then holds all queries of a sequence if DECODE_ROWS suffice, so that keys are read once.
+"""
 DECODE_ROWS = 64
 
 
 def check_cache_scales(
     key_cache: Tensor, key_scales: Tensor | None, value_scales: Tensor | None
 ) -> str:
-    """What scales there are: "none", "tensor" (one a cache), "head" (a KV head) or "token"."""
+    """Return the kind of scales: "none", "tensor" (one per cache), "head" (one per KV head) or
+    "token".
+    """
     if key_scales is None or value_scales is None:
         if key_scales is not value_scales:
             raise ValueError("scales of a cache come in pairs")
@@ -56,10 +59,10 @@ def check_cache_scales(
 def as_operands(
     key_cache: Tensor, value_cache: Tensor, target: Target, phase: str
 ) -> tuple[Tensor, Tensor, int]:
-    """The caches, and how the kernel reads fp8 ones, which it gets as bytes; see `to_operand`.
+    """Return the caches, fp8 ones as bytes, and the kernel's FP8 code; see `to_operand`.
 
-    Decodes get eight-bit caches as pairs of bytes. (Prompts, whose products read shared memory,
-    write values there once more in any case.)
+    Decodes read eight-bit caches as pairs of bytes. (Prompts don't: their products read shared
+    memory, so values are written there again in any case.)
     """
     kind = KINDS.get(key_cache.dtype, 0)
     size = key_cache.shape[3]
@@ -72,7 +75,7 @@ def as_operands(
 
 
 def goes_ahead(args: AttentionArgs) -> bool:
-    """Whether a prompt's softmax can be computed beside its products; see `kv_loop_pipelined`."""
+    """Return whether a prompt's softmax can overlap its products; see `kv_loop_pipelined`."""
     if args.sliding_window or args.soft_cap or args.alibi_slopes is not None:
         return False
     return args.key_cache.dtype.itemsize > 1 and args.key_scales is None
@@ -85,15 +88,15 @@ def paged_attention(
     programs: int | None = None,
     invariant: bool = False,
 ) -> Tensor:
-    """See `KernelSet.paged_attention`; values of tables and lengths can't be checked on a GPU.
+    """See `KernelSet.paged_attention`; the contents of tables and lengths aren't checked on a GPU.
 
     Caches may be float8_e4m3fn or float8_e5m2, with scales float32 [1] (one for the cache), [Hk],
-    [num_blocks, Hk, block_size] or none (1). `lse` float32 [T, Hq] receives the logarithm of each
-    softmax's sum to base 2, for `merge_attention_states`. `programs` share the keys of a batch
-    for each KV head, which are split then; None: by the device's size. Needs no word from the
-    device: it can be captured in a CUDA graph. A decoding row's result is the same to the bit
-    whatever else is in a batch of decodes; with `invariant` any row's is, in prompts too: tiles are
-    those of decodes, and no keys are split.
+    [num_blocks, Hk, block_size] or none (1). `lse` float32 [T, Hq] receives the logarithm to base 2
+    of each softmax's sum, for `merge_attention_states`. `programs` is the number of programs per KV
+    head that share split keys; None chooses it by the device's size. Doesn't wait for the device
+    and can be captured in a CUDA graph. In a batch of decodes a row's result has the same bits
+    whatever the other rows are. With `invariant` this holds for every row, also in prompts: they
+    use decode tiles, and keys aren't split.
     """
     q, out, window, page = args.q, args.out, args.sliding_window, args.key_cache.shape[2]
     tokens, heads, size = q.shape
@@ -120,11 +123,12 @@ def paged_attention(
     tiles = tokens // (tile.rows // group) + sequences if tokens else 0
     keys, values, fp8 = as_operands(args.key_cache, args.value_cache, target, phase)
     shape: dict[str, Any] = {"HEADS": heads, "HEAD_SIZE": size, "PADDED": padded}
-    # Weights times a token's scale may be too small for float16.
+    # float16 can't hold weights multiplied by a token's scale, which may be too small.
     halves = q.dtype == torch.bfloat16 and fp8 > 0 and scales != "token"
-    # The interpreter's product of bfloat16 is wrong, and only PTX makes bfloat16 of pairs of int8.
+    # The interpreter's bfloat16 products are wrong, and only PTX converts pairs of int8 to
+    # bfloat16.
     widens = INTERPRETED or (args.key_cache.dtype == torch.int8 and not target.runs_ptx)
-    # Splits are weighed with the sinks by a kernel of their own.
+    # With splits, `reduce_kernel` adds the sinks.
     variation: dict[str, Any] = {
         **shape, "KV_HEADS": kv_heads, "PAGE": page, "ROWS": tile.rows, "KEYS": tile.keys,
         "WINDOW": window > 0, "CAPPED": args.soft_cap > 0, "ALIBI": args.alibi_slopes is not None,
@@ -168,7 +172,7 @@ def paged_attention(
 
 
 def _check(args: AttentionArgs) -> str:
-    """Raise ValueError where shapes or dtypes don't fit; returns what kind of scales there are."""
+    """Raise ValueError for wrong shapes or dtypes; returns the kind of scales."""
     q, tables = args.q, args.block_tables
     _, heads, size = q.shape
     if q.dtype not in (torch.float32, torch.float16, torch.bfloat16):

@@ -1,4 +1,4 @@
-"""Device functions of paged attention: which tokens a tile has, and one step over the keys."""
+"""Device functions of paged attention: the distribution of work, and one step over the keys."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ import triton.language as tl
 from kernels.triton.fp8 import decode_fp8
 from kernels.triton.launch import INTERPRETED
 
-# The unit of work is a block of KEYS keys that one tile of queries walks over.
+# The unit of work is a block of KEYS keys for one tile of queries.
 
-#: Keys of a split at least: a shorter one costs more in the reduction than it brings.
+#: Minimum keys of a split: a shorter one costs more in the reduction than it gains.
 SPLIT_KEYS = tl.constexpr(64 if INTERPRETED else 256)
-#: Sequences that are looked at together.
+#: Number of sequences that are examined together.
 AT_ONCE = tl.constexpr(8 if INTERPRETED else 128)
 
 
@@ -21,11 +21,12 @@ def plan(
     length, count, sliding_window, max_splits, QUERIES: tl.constexpr, KEYS: tl.constexpr,
     WINDOW: tl.constexpr,
 ):  # fmt: skip
-    """How sequences of `length` tokens, `count` of them queries, are cut up; numbers or vectors.
+    """Return how to divide sequences of `length` tokens, `count` of them queries; scalars or
+    vectors.
 
-    Returns (tiles of queries, blocks that each walks over, the first one's number, blocks of a
-    split, the first split's number, splits). All tiles of a sequence count alike, though not all
-    see its last keys. There are at most `max_splits` splits.
+    Returns (tiles of queries, key blocks per tile, index of the first block, blocks per split,
+    index of the first split, splits). All tiles of a sequence count the same, though not all see
+    its last keys. There are at most `max_splits` splits.
     """
     SMALLEST: tl.constexpr = SPLIT_KEYS if SPLIT_KEYS > KEYS else KEYS
     first_block = length * 0
@@ -44,7 +45,7 @@ def split_work(
     seq_lens, query_start_loc, start, num_seqs, sliding_window, max_splits,
     QUERIES: tl.constexpr, KEYS: tl.constexpr, WINDOW: tl.constexpr,
 ):  # fmt: skip
-    """int32 [AT_ONCE]: work of the sequences from `start` on; 0 beyond the last one."""
+    """Return the work of the sequences from `start` on, int32 [AT_ONCE]; 0 beyond the last one."""
     seq = start + tl.arange(0, AT_ONCE)
     in_batch = seq < num_seqs
     length = tl.load(seq_lens + seq, mask=in_batch, other=0)
@@ -61,9 +62,10 @@ def program_work_range(
     seq_lens, query_start_loc, num_seqs, sliding_window, max_splits, QUERIES: tl.constexpr,
     KEYS: tl.constexpr, WINDOW: tl.constexpr,
 ):  # fmt: skip
-    """The program's part of all work: an equal one for each, in the order of sequences.
+    """Return this program's equal share of all work, in the order of sequences.
 
-    Returns (sequence that it begins in, work ahead of that sequence, where in it, end of the part).
+    Returns (first sequence, work before that sequence, offset of the share within it, end of the
+    share).
     """
     total = tl.full((), 0, tl.int32)
     for start in tl.range(0, num_seqs, AT_ONCE):
@@ -93,9 +95,10 @@ def program_work_range(
 
 @triton.jit
 def split_at(work_offset, tile, blocks, first_block, width, first_split, splits):
-    """The first split of a tile that begins at `work_offset` or after it, in work of its sequence.
+    """Find a tile's first split at or after `work_offset`, an offset in the sequence's work.
 
-    Returns (its number, where it begins); with no such split `splits` and the next tile's begin.
+    Returns (index of the split, its offset). If there is none, the index is `splits` and the offset
+    is that of the next tile.
     """
     within = work_offset % blocks
     slot = tl.where(within == 0, 0, tl.cdiv(first_block + within, width) - first_split)
@@ -104,16 +107,16 @@ def split_at(work_offset, tile, blocks, first_block, width, first_split, splits)
 
 
 LOG2E = tl.constexpr(1.4426950408889634)
-# Below every score there is, yet finite: the difference of two of them is 0, not NaN.
+# Below every score, but finite: the difference of two is 0, not NaN.
 NEG_INF = tl.constexpr(-1.0e30)
 
 
 @triton.jit
 def find_sequence(query_start_loc, tile, num_seqs, QUERIES: tl.constexpr):
-    """The sequence that tile number `tile` belongs to.
+    """Return the sequence of a tile.
 
-    Sequence s gets the tiles from query_start_loc[s] // QUERIES + s on: at least as many as it
-    needs, whatever the lengths, so that the host needn't know them.
+    Sequence s owns the tiles from query_start_loc[s] // QUERIES + s on. These are at least as many
+    as it needs for any lengths, so the host needn't know the lengths.
     """
     low = 0
     high = num_seqs
@@ -129,7 +132,7 @@ def find_sequence(query_start_loc, tile, num_seqs, QUERIES: tl.constexpr):
 
 @triton.jit
 def load_tile(cache, row_offsets, seen, dims, HEAD_SIZE: tl.constexpr, MASKED: tl.constexpr):
-    """[KEYS, PADDED] of a cache: rows from elements `row_offsets` on; only `seen` ones are read."""
+    """Load [KEYS, PADDED] of a cache: only `seen` rows, which begin at `row_offsets`."""
     PADDED: tl.constexpr = dims.shape[0]
     pointers = cache + row_offsets[:, None] + dims[None, :]
     if MASKED:
@@ -142,9 +145,10 @@ def load_tile(cache, row_offsets, seen, dims, HEAD_SIZE: tl.constexpr, MASKED: t
 
 @triton.jit
 def to_operand(x, like, FP8: tl.constexpr, UPCAST: tl.constexpr):
-    """A cache's values in the type that they are multiplied in: that of the queries.
+    """Convert a cache's values to the queries' dtype, in which they are multiplied.
 
-    FP8 is 0, 1 or 2 for e4m3 or e5m2 taken apart here, 3 or 4 for those of the device.
+    FP8 is 1 or 2 to decode e4m3 or e5m2 with integer operations, 3 or 4 to convert them by
+    hardware, and 0 for other caches.
     """
     if FP8 == 3:
         x = x.to(tl.float8e4nv, bitcast=True)
@@ -158,7 +162,7 @@ def to_operand(x, like, FP8: tl.constexpr, UPCAST: tl.constexpr):
         return x.to(like)
 
 
-#: Two pairs of e4m3 -> their first bytes and their second ones, as float16.
+#: Two pairs of e4m3 -> their first bytes and their second bytes, as float16.
 E4M3_PAIRS = tl.constexpr("""{
     .reg .b32 sorted;
     .reg .b16 first, second;
@@ -167,15 +171,15 @@ E4M3_PAIRS = tl.constexpr("""{
     cvt.rn.f16x2.e4m3x2 $0, first;
     cvt.rn.f16x2.e4m3x2 $1, second;
 }""")
-#: The same of e5m2, which is float16's upper half.
+#: The same for e5m2, which is the upper byte of float16.
 E5M2_PAIRS = tl.constexpr("""{
     .reg .b32 moved;
     shl.b32 moved, $2, 8;
     and.b32 $0, moved, 0xff00ff00;
     and.b32 $1, $2, 0xff00ff00;
 }""")
-#: The same of int8, as bfloat16: seven bits under 128's exponent give 128 and as much more, of
-#: which 128 are taken, and 256 where the eighth bit, that of -128, is set.
+#: The same for int8, as bfloat16: the low seven bits in the mantissa of 128 give 128 plus their
+#: value. From this 128 is subtracted, or 256 if the sign bit (-128) is set.
 INT8_PAIRS = tl.constexpr("""{
     .reg .b32 one, large, minus, other, bits, less;
     mov.b32 one, 0x3f803f80;
@@ -193,10 +197,10 @@ INT8_PAIRS = tl.constexpr("""{
 
 @triton.jit
 def to_operands(x, like, FP8: tl.constexpr, UPCAST: tl.constexpr):
-    """Pairs of bytes [KEYS, N] -> the values of the first bytes, and those of the second ones.
+    """Split pairs of bytes [KEYS, N] into the values of the first and of the second bytes.
 
-    What loads matrices from shared memory can turn pairs about, while single bytes would be loaded
-    one by one. FP8 as in `to_operand`; 0 is int8.
+    Matrix loads from shared memory can transpose pairs, but single bytes would be loaded one by
+    one. FP8 is as in `to_operand`, but 0 is int8.
     """
     if FP8 == 3:
         low, high = tl.inline_asm_elementwise(
@@ -213,7 +217,7 @@ def to_operands(x, like, FP8: tl.constexpr, UPCAST: tl.constexpr):
         low = decode_fp8(x & 0xFF, 1)
         high = decode_fp8(x >> 8, 1)
     elif like == tl.bfloat16:
-        # Not in the interpreter, where bfloat16 is float32.
+        # Not reached in the interpreter, where bfloat16 becomes float32.
         low, high = tl.inline_asm_elementwise(
             INT8_PAIRS, "=&r,=&r,r", [x], dtype=(tl.bfloat16, tl.bfloat16), is_pure=True, pack=2
         )
@@ -232,9 +236,9 @@ def kv_offsets(
     table, start, offsets, seen, kv_head, KV_HEADS: tl.constexpr, PAGE: tl.constexpr,
     KEYS: tl.constexpr, MASKED: tl.constexpr,
 ):  # fmt: skip
-    """int64 [KEYS]: where in a cache of single tokens the keys from `start` on lie."""
+    """Return the token indices of the keys from `start` on in the cache, int64 [KEYS]."""
     if KEYS <= PAGE and PAGE % KEYS == 0:
-        # The whole tile lies in one page.
+        # All keys lie in one page.
         page = tl.load(table + start // PAGE).to(tl.int64)
         return (page * KV_HEADS + kv_head) * PAGE + start % PAGE + tl.arange(0, KEYS)
     else:
@@ -250,13 +254,13 @@ def online_softmax_step(
     scores, best, total, offsets, seen, position, factor, soft_cap, slope, sliding_window,
     WINDOW: tl.constexpr, CAPPED: tl.constexpr, ALIBI: tl.constexpr, MASKED: tl.constexpr,
 ):  # fmt: skip
-    """A step of the online softmax over scores [ROWS, KEYS].
+    """One step of the online softmax over scores [ROWS, KEYS].
 
-    They are kept times log2(e), so that the exponentials are powers of two. Returns (weights, what
-    earlier sums are to be multiplied by, exponents, sums of weights).
+    Scores are scaled by log2(e), so that exponentials are powers of two. Returns (weights, the
+    factor for earlier sums, the new maxima, sums of weights).
     """
     if CAPPED:
-        # tanh by a power of two; 2^(inf) gives 1, 2^(-inf) gives -1.
+        # tanh by a power of two; 2^inf gives 1, and 2^-inf gives -1.
         doubled = tl.exp2(scores * (factor * (2.0 * LOG2E / soft_cap))[:, None])
         scores = (soft_cap * LOG2E) * (1.0 - 2.0 / (1.0 + doubled))
         unit = tl.full((scores.shape[0],), 1.0, tl.float32)
@@ -264,7 +268,7 @@ def online_softmax_step(
         scores *= (factor * LOG2E)[:, None]
         unit = tl.full((scores.shape[0],), 1.0, tl.float32)
     else:
-        # Only the largest is multiplied: the others with what is subtracted from them.
+        # Scale only the maximum; the other scores are scaled when it is subtracted.
         unit = factor * LOG2E
     if ALIBI:
         distance = offsets[None, :] - position[:, None]
@@ -290,13 +294,12 @@ def attention_step(
     WINDOW: tl.constexpr, CAPPED: tl.constexpr, ALIBI: tl.constexpr, TOKEN_SCALES: tl.constexpr,
     FP8: tl.constexpr, PRECISION: tl.constexpr, UPCAST: tl.constexpr, MASKED: tl.constexpr,
 ):  # fmt: skip
-    """One step of the online softmax over the keys [start, start + KEYS).
+    """One step of attention over the keys [start, start + KEYS).
 
-    `factor` [ROWS] of products, over 0. Keys and values are multiplied in q's type.
-
-    Without MASKED, all queries see all of the keys. Caches of pairs of bytes have one value in
-    `accumulated` and q, the other in `accumulated_odd` and `q_odd`. Returns (accumulated,
-    accumulated_odd, best, total).
+    `factor` [ROWS], the scale of scores, is above 0. Keys and values are multiplied in q's dtype.
+    Without MASKED, all queries must see all of the keys. For caches of byte pairs, `q` and
+    `accumulated` are the even dimensions, `q_odd` and `accumulated_odd` the odd ones. Returns
+    (accumulated, accumulated_odd, best, total).
     """
     PAIRED: tl.constexpr = key_cache.dtype.element_ty == tl.uint16
     WIDTH: tl.constexpr = HEAD_SIZE // 2 if PAIRED else HEAD_SIZE
@@ -313,7 +316,7 @@ def attention_step(
         keys = to_operand(keys, q.dtype, FP8, UPCAST)
         scores = tl.dot(q, tl.trans(keys), input_precision=PRECISION)
     if TOKEN_SCALES:
-        # Of tokens that aren't seen nothing may be known, not even a finite scale.
+        # Scales of tokens that aren't seen may be anything, even NaN.
         scores *= tl.load(key_scales + token, mask=seen, other=0.0)[None, :]
     weights, shrink, best, total = online_softmax_step(
         scores, best, total, offsets, seen, position, factor, soft_cap, slope, sliding_window,

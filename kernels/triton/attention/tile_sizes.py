@@ -1,7 +1,7 @@
-"""How attention is cut up, by architecture, head size and phase: a table, not a search.
+"""Attention's tile sizes by architecture, head size and phase: a table, not a search.
 
-A tile holds ROWS rows of (query, head of a group) and KEYS keys. `python -m tools.triton.tune`
-measures candidates on a GPU and prints the rows to write here; nothing is tuned while serving.
+A tile has ROWS rows of (query, head of a group) and KEYS keys. `python -m tools.triton.tune`
+measures candidates on a GPU and prints the rows for this table; nothing is tuned while serving.
 """
 
 from __future__ import annotations
@@ -14,17 +14,20 @@ from kernels.triton.launch import Target
 
 MAX_SPLITS = 64
 SHARED_8 = 166_912
-"""Bytes of shared memory of a program on 8.0; 8.6, 8.9 and 12.0 have 101,376."""
+"""Bytes of shared memory per program on 8.0; 8.6, 8.9 and 12.0 have 101,376."""
 
 
 @dataclass(frozen=True, slots=True)
 class Tile:
-    """How one kernel is cut up and scheduled.
+    """The tile size and schedule of a kernel.
 
-    `registers` holds a thread to so many: what lets one more program run on each processor, and
-    still spills next to nothing. `programs` run on a processor side by
-    side, at least: where keys are split, there are so many and no more. `ahead`: stages where a
-    block's keys are multiplied before the values of the block in front of it; 0: they never are.
+    Attributes:
+        registers: limit per thread, so that one more program fits on each processor almost without
+            spilling.
+        programs: number of programs that run on a processor at a time, at least; with split keys
+            exactly this many are launched per processor.
+        ahead: stages if a block's keys are multiplied before the previous block's values; 0 to
+            never do so.
     """
 
     rows: int
@@ -37,12 +40,13 @@ class Tile:
 
 
 AMD = 0
-"""The table's row of AMD's GPUs: 64 KiB of shared memory, which 2 stages of keys and values share,
-and registers that a program of 8 waves has twice as many of."""
+"""The key of AMD GPUs: 64 KiB of shared memory, shared by 2 stages of keys and values, and twice as
+many registers for a program of 8 waves.
+"""
 
-#: (architecture, phase) -> padded head size -> tile, for 16-bit operands. A row's head size is the
-#: largest that it serves. Triton spends every second stage on the look-up in the page table: of n
-#: stages (n - 1) // 2 hold keys and values. Decode, which waits for memory alone, needs two.
+#: (architecture, phase) -> padded head size -> tile, for 16-bit operands. The head size is the
+#: largest that the row serves. Triton spends every second stage on the page table lookup: of n
+#: stages, (n - 1) // 2 hold keys and values. Decode, which only waits for memory, needs two.
 TABLE: dict[tuple[int, str], dict[int, Tile]] = {
     (AMD, "prefill"): {
         64: Tile(128, 64, 4, 2),
@@ -86,13 +90,13 @@ TABLE: dict[tuple[int, str], dict[int, Tile]] = {
     },
 }
 WIDE = {"prefill": Tile(32, 32, 8, 1), "decode": Tile(16, 32, 4, 1)}
-"""float32 operands go through the matrix units in three tf32 parts: registers are short."""
+"""float32 operands are multiplied as three tf32 parts, which leaves few registers."""
 
 INTERPRETED = {"prefill": Tile(32, 32, 1, 1, ahead=1), "decode": Tile(16, 32, 1, 1)}
 
 
 def architecture_of(target: Target) -> int:
-    """The table's row for a device: that of 8.0 where shared memory is as small, or smaller."""
+    """Return the table's key of a device: that of 8.0 if its shared memory is no larger."""
     if target.gfx:
         return AMD
     return min(10, max(8, target.capability // 10)) if target.shared > SHARED_8 else 8
@@ -101,8 +105,9 @@ def architecture_of(target: Target) -> int:
 def tile_for(
     target: Target, phase: str, padded: int, min_rows: int, itemsize: int, cache_itemsize: int = 2
 ) -> Tile:
-    """The tile for queries of `itemsize` bytes, of at least so many rows: a whole group of heads
-    or more."""
+    """Return the tile for queries of `itemsize` bytes. It has at least `min_rows` rows, which cover
+    a group of heads.
+    """
     if target.interpreted:
         tile = INTERPRETED[phase]
     elif itemsize == 4:
@@ -116,36 +121,36 @@ def tile_for(
     if target.interpreted:
         return replace(tile, rows=rows)
     if rows > tile.rows:
-        # A warp has 16 rows: with more, sums don't fit its registers.
+        # A warp has at most 16 rows: sums of more don't fit its registers.
         warps = max(tile.warps, min(16, rows // 16))
         programs = 2 if rows <= 64 and architecture_of(target) >= 9 else 1
         return replace(tile, rows=rows, warps=warps, registers=None, programs=programs)
     if itemsize == 2 and cache_itemsize != 2 and phase == "prefill":
-        # Keys and values that are converted need registers.
+        # Converting keys and values takes registers.
         return replace(tile, keys=min(64, tile.keys))
     return tile
 
 
 def max_splits(target: Target, kv_heads: int) -> int:
-    """Into how many splits the keys of a sequence go at most: a power of two in [16, 64].
+    """Return the maximum number of splits of a sequence's keys, a power of two in [16, 64].
 
-    So many that one sequence alone keeps all processors busy. Of the batch it knows nothing, so
-    that a sequence is cut up the same in each.
+    One sequence alone can keep all processors busy. The number doesn't depend on the batch, so that
+    a sequence is split the same way in each.
     """
     num_splits = max(1, target.processors // kv_heads)
     return min(MAX_SPLITS, max(16, 1 << (num_splits.bit_length() - 1)))
 
 
 def prompt_splits(target: Target, kv_heads: int, programs: int) -> int:
-    """The same for prompts of which `programs` programs would leave processors idle.
+    """Return the maximum for prompts whose `programs` programs would leave processors idle.
 
-    Only so many that their parts, four for each processor, keep all busy: a part is a float32 row
-    for each query, and of a prompt of a thousand tokens 16 of them are hundreds of megabytes.
+    There are just enough for four parts per processor: each part is a float32 row per query and
+    head, and 16 parts of a prompt of a thousand tokens take hundreds of megabytes.
     """
     num_splits = triton.next_power_of_2(triton.cdiv(4 * target.processors, max(1, programs)))
     return min(max_splits(target, kv_heads), max(2, num_splits))
 
 
 def programs_for(target: Target, tile: Tile, kv_heads: int) -> int:
-    """Among how many programs a KV head the splits of a batch are shared: what runs at once."""
+    """Return the number of programs per KV head that share a batch's splits: all run at once."""
     return max(1, target.processors * tile.programs // kv_heads)

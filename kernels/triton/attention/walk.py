@@ -1,4 +1,4 @@
-"""Device functions of paged attention: what a tile reads, its walk over keys, what it writes."""
+"""Device functions of paged attention: loading queries, the loop over keys, storing results."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from kernels.triton.attention.tile import (
     to_operand,
 )
 
-# A block's keys are multiplied before the values of the block in front of it are, so that this
-# second product is under way while the block's softmax is computed (Shah et al. 2024,
-# "FlashAttention-3"). Only Hopper's products are under way at all; and windows, soft caps, slopes
-# and caches of eight bits leave no registers for it.
+# `score` and `add_values` serve `kv_loop_pipelined`, which multiplies a block's keys before the
+# previous block's values, so that the second product overlaps the block's softmax (Shah et al.
+# 2024, "FlashAttention-3"). Only Hopper's products are asynchronous. Windows, soft caps, slopes and
+# eight-bit caches leave no registers for this.
 
 
 @triton.jit
@@ -25,7 +25,7 @@ def score(
     KV_HEADS: tl.constexpr, HEAD_SIZE: tl.constexpr, PAGE: tl.constexpr, KEYS: tl.constexpr,
     PRECISION: tl.constexpr, UPCAST: tl.constexpr, MASKED: tl.constexpr,
 ):  # fmt: skip
-    """The products of queries and the keys [begin, begin + KEYS)."""
+    """Return the products of queries and the keys [begin, begin + KEYS)."""
     offsets = begin + tl.arange(0, KEYS)
     seen = offsets < high
     row_offsets = HEAD_SIZE * kv_offsets(
@@ -42,11 +42,11 @@ def add_values(
     KV_HEADS: tl.constexpr, HEAD_SIZE: tl.constexpr, PAGE: tl.constexpr, KEYS: tl.constexpr,
     PRECISION: tl.constexpr, UPCAST: tl.constexpr, MASKED: tl.constexpr,
 ):  # fmt: skip
-    """accumulated * shrink + weights * the values [begin, begin + KEYS).
+    """Return accumulated * shrink + weights * the values [begin, begin + KEYS).
 
-    They are looked up anew: with places kept from block to block no copies are under way, and
-    registers spill. `weights` are float32: narrower ones would be written while a product that is
-    under way reads their registers, and the compiler waits for it then.
+    The page table is read again: keeping addresses from block to block prevents asynchronous copies
+    and spills registers. `weights` are float32: narrower ones would be written to registers that
+    the running product reads, and the compiler would wait for it.
     """
     offsets = begin + tl.arange(0, KEYS)
     seen = offsets < high
@@ -66,9 +66,10 @@ def kv_loop_pipelined(
     KV_HEADS: tl.constexpr, HEAD_SIZE: tl.constexpr, PADDED: tl.constexpr, PAGE: tl.constexpr,
     KEYS: tl.constexpr, PRECISION: tl.constexpr, UPCAST: tl.constexpr,
 ):  # fmt: skip
-    """See `kv_loop`: at least one key, of which all queries see those before `diagonal`.
+    """See `kv_loop`. There is at least one key, and all queries see the keys before `diagonal`.
 
-    The first block is scored before the loops, the last one's values are added behind them.
+    The first block's scores are computed before the loops, the last block's values are added after
+    them.
     """
     factor = tl.maximum(factor, 1.0e-30)
     dims = tl.arange(0, PADDED)
@@ -102,7 +103,7 @@ def kv_loop_pipelined(
             q, begin, high, dims, key_cache, table, kv_head,
             KV_HEADS, HEAD_SIZE, PAGE, KEYS, PRECISION, UPCAST, True,
         )  # fmt: skip
-        # A block with another one behind it is seen as a whole by somebody.
+        # Except the last, every block is seen whole by at least one query.
         accumulated = add_values(
             accumulated, shrink, weights, begin - KEYS, high, dims, q.dtype, value_cache, table,
             kv_head, KV_HEADS, HEAD_SIZE, PAGE, KEYS, PRECISION, UPCAST, False,
@@ -126,12 +127,12 @@ def load_queries(
     PADDED: tl.constexpr, ROWS: tl.constexpr, ALIBI: tl.constexpr, UPCAST: tl.constexpr,
     HALVES: tl.constexpr,
 ):  # fmt: skip
-    """A tile from a sequence's query `first` on.
+    """Load a tile from a sequence's query `first` on.
 
-    Returns (queries [ROWS, PADDED], positions, tokens, heads, slopes, which values are there, which
-    rows are, what the queries are to be multiplied by). HALVES: queries become float16, each row by
-    a power of two, so that none of bfloat16's bits is lost: eight bits become float16 in one
-    instruction, bfloat16 in four.
+    Returns (queries [ROWS, PADDED], positions, tokens, heads, slopes, mask of values, mask of rows,
+    factors of the rows). With HALVES each row is scaled by a power of two and becomes float16,
+    without losing any of bfloat16's bits: converting eight-bit keys and values to float16 takes one
+    instruction, to bfloat16 four.
     """
     rows = tl.arange(0, ROWS)
     dims = tl.arange(0, PADDED)
@@ -150,7 +151,7 @@ def load_queries(
         tile = tile.to(tl.float32)
         exponent = tl.max(tl.abs(tile), 1).to(tl.int32, bitcast=True) >> 23
         exponent = tl.minimum(tl.maximum(exponent, 15), 254)
-        # 2^14 over the largest value's power of two, and the inverse.
+        # 2^14 divided by the power of two of the largest value, and the inverse.
         larger = ((268 - exponent) << 23).to(tl.float32, bitcast=True)
         factor = ((exponent - 14) << 23).to(tl.float32, bitcast=True)
         tile = (tile * larger[:, None]).to(tl.float16)
@@ -167,10 +168,10 @@ def visible_range(
     length, count, first, sliding_window, QUERIES: tl.constexpr, KEYS: tl.constexpr,
     WINDOW: tl.constexpr,
 ):  # fmt: skip
-    """What the queries of a tile see.
+    """Return which keys the queries of a tile see.
 
-    Keys [low, high) are seen by some, [unmasked_start, diagonal) by all of them; the tile walks
-    over [start, stop). The last four are multiples of KEYS. Returns (low, high, start,
+    Some query sees keys [low, high), every query sees keys [unmasked_start, diagonal), and the loop
+    reads [start, stop). The last four are multiples of KEYS. Returns (low, high, start,
     unmasked_start, diagonal, stop).
     """
     oldest = length - count + first
@@ -198,10 +199,11 @@ def kv_loop(
     TOKEN_SCALES: tl.constexpr, FP8: tl.constexpr, PRECISION: tl.constexpr, UPCAST: tl.constexpr,
     AHEAD: tl.constexpr,
 ):  # fmt: skip
-    """The keys [start, stop), of which all queries see all of [unmasked_start, diagonal).
+    """Attention over the keys [start, stop); all queries see all of [unmasked_start, diagonal).
 
-    Returns (accumulated, best, total): sums of values and of weights, and their exponents.
-    AHEAD: see `kv_loop_pipelined`, which gives the same to the bit.
+    Returns (accumulated, best, total): the weighted sum of values, the maximum score to base 2, and
+    the sum of the weights relative to it. AHEAD selects `kv_loop_pipelined`, whose results are
+    bitwise equal.
     """
     if AHEAD:
         tl.static_assert(not (WINDOW or CAPPED or ALIBI or TOKEN_SCALES) and FP8 == 0)
@@ -227,10 +229,10 @@ def walk_in_turn(
     KEYS: tl.constexpr, WINDOW: tl.constexpr, CAPPED: tl.constexpr, ALIBI: tl.constexpr,
     TOKEN_SCALES: tl.constexpr, FP8: tl.constexpr, PRECISION: tl.constexpr, UPCAST: tl.constexpr,
 ):  # fmt: skip
-    """See `kv_loop`: a block's values are multiplied before the next block's keys are."""
+    """See `kv_loop`: a block's values are multiplied before the next block's keys."""
     PAIRED: tl.constexpr = key_cache.dtype.element_ty == tl.uint16
     NUMBERS: tl.constexpr = PADDED // 2 if PAIRED else PADDED
-    # Of 0 times minus infinity nothing could be said; so small a factor is as good as 0.
+    # 0 * -inf would be NaN; a factor this small is as good as 0.
     factor = tl.maximum(factor, 1.0e-30)
     dims = tl.arange(0, NUMBERS)
     accumulated = tl.zeros((q.shape[0], NUMBERS), tl.float32)
@@ -272,7 +274,7 @@ def store_state(
     out, lse, accumulated, best, total, out_index, kv_head, value_scales, inside, valid,
     HEAD_SIZE: tl.constexpr, SCALES: tl.constexpr, WRITE_LSE: tl.constexpr,
 ):  # fmt: skip
-    """Write the rows' normalised sums to `out_index`; a row that saw no key has a lse of -inf."""
+    """Write the rows' normalized sums to `out_index`; the lse of a row without keys is -inf."""
     dims = tl.arange(0, accumulated.shape[1])
     result = accumulated / tl.where(total > 0, total, 1.0)[:, None]
     if SCALES == 1:
