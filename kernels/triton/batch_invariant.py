@@ -1,10 +1,10 @@
-"""`InvariantTritonKernels`: a row's result has the same bits whatever is computed beside it.
+"""`InvariantTritonKernels`: a row's result has the same bits whatever else is in the batch.
 
-Matrix units and libraries choose the order in which they sum by the size of a batch. Here each
-operation has one way of being cut up for any number of rows, and each row's sums one order: the
-keys of a sequence from its first on, the columns of a weight from the first on, and nothing is
-split. So a position's logits are those of its decode, of any chunk and beside any neighbours; the
-price is what splitting and sizes by phase have brought.
+Matrix units and libraries choose the order of their sums by the size of a batch. Here the tiles of
+an operation don't depend on the number of rows, and a row is always summed in the same order: over
+the keys of a sequence from the first on, and over the columns of a weight from the first on,
+without splits. So the logits of a position are the same in its decode, in any chunk and beside any
+other rows. The price is the speed of splits and of tiles for each phase.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from kernels.triton.moe import fused_experts
 from kernels.triton.quantized.linear import QuantisedLinear
 
 ROWS = 64
-"""Tiles are chosen as for this number of rows, whatever their number is."""
+"""Tiles are chosen as for this number of rows, whatever the actual number is."""
 #: Rows, columns and depth of a tile, by bytes of an operand.
 _TILES = {2: (64, 128, 64), 4: (32, 64, 32)}
 
@@ -40,10 +40,10 @@ def linear_kernel(
     COLUMNS: tl.constexpr, DEPTH: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
     BK: tl.constexpr, BIAS: tl.constexpr, WIDE: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Grid (blocks of columns, blocks of rows, heads): x weight^T + bias, summed up from column 0
-    on. The weights of heads lie over each other.
+    """x weight^T + bias, summed from column 0 on. Grid (blocks of columns, blocks of rows, heads).
 
-    WIDE: operands of different types, or of one that the interpreter can't multiply, as float32.
+    The weights of the heads are stacked. WIDE converts operands to float32: those of different
+    dtypes, or of a dtype that the interpreter can't multiply.
     """
     row = tl.program_id(1) * BM + tl.arange(0, BM)
     column = tl.program_id(0) * BN + tl.arange(0, BN)
@@ -69,7 +69,9 @@ def linear_kernel(
 
 
 def multiply(out: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None) -> None:
-    """out [T, heads, N] = x [T, heads, K] weight^T, of each head or of one [N, K], by one tile."""
+    """out [T, heads, N] = x [T, heads, K] weight^T, with a weight per head or one [N, K] for one
+    head.
+    """
     columns, depth = weight.shape[-2:]
     wide = x.dtype != weight.dtype or (INTERPRETED and x.dtype == torch.bfloat16)
     floats = wide or x.dtype == torch.float32
@@ -84,7 +86,7 @@ def multiply(out: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None) -> Non
 
 
 class InvariantHeadLinears(BatchedHeadLinears):
-    """All heads by the same kernel."""
+    """The linear layers of all heads, computed by `linear_kernel`."""
 
     def __call__(self, x: Tensor, out: Tensor) -> None:
         check_heads(x, out, self.weight)
@@ -92,7 +94,7 @@ class InvariantHeadLinears(BatchedHeadLinears):
 
 
 class InvariantLinear(TorchLinear):
-    """A layer of floats by one kernel with one tile."""
+    """A layer of float weights, computed by `linear_kernel` with one tile size."""
 
     def __call__(self, x: Tensor, out: Tensor | None = None) -> Tensor:
         if x.dim() != 2 or x.shape[1] != self.in_features:
@@ -108,9 +110,9 @@ class InvariantLinear(TorchLinear):
 
 
 class InvariantTritonKernels(TritonKernels):
-    """`TritonKernels`, cut up one way.
+    """`TritonKernels` with tiles that don't depend on the batch.
 
-    Norms, gates, rotations, routing and all that chooses a token work row by row as they are.
+    Norms, activations, rotary embedding, routing and sampling compute each row by itself anyway.
     """
 
     version = "batch-invariant"
@@ -152,7 +154,7 @@ class InvariantTritonKernels(TritonKernels):
 
 
 def _pin_tile(layer: LinearLayer) -> LinearLayer:
-    """A quantised layer that is cut up as for `ROWS` rows."""
+    """Make a quantized layer use the tile for `ROWS` rows."""
     if isinstance(layer, QuantisedLinear):
         layer.fixed_tile = ROWS
     return layer

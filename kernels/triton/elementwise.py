@@ -1,4 +1,4 @@
-"""RMS norms, a row a program."""
+"""Gated activations and RMS norms."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ COLUMNS = 1024
 
 @triton.jit
 def activate(x, KIND: tl.constexpr):
-    """float32: 0 SiLU, 1 GELU, 2 GELU by its tanh approximation (Hendrycks and Gimpel 2016)."""
+    """Activate float32: 0 SiLU, 1 GELU, 2 its tanh approximation (Hendrycks and Gimpel 2016)."""
     if KIND == 0:
         return x / (1.0 + tl.exp(-x))
     elif KIND == 1:
         return 0.5 * x * (1.0 + tl.erf(x * 0.7071067811865476))
     else:
         inner = 0.7978845608028654 * (x + 0.044715 * x * x * x)
-        # tanh by an exponential of the negative magnitude, which can't overflow.
+        # tanh by exp(-2 |x|), which can't overflow.
         decay = tl.exp(-2.0 * tl.abs(inner))
         tanh = (1.0 - decay) / (1.0 + decay)
         return 0.5 * x * (1.0 + tl.where(inner < 0, -tanh, tanh))
@@ -42,7 +42,7 @@ def gate_kernel(out, x, stride, WIDTH: tl.constexpr, KIND: tl.constexpr, BLOCK: 
 
 
 def gate_and_mul(x: Tensor, activation: str) -> Tensor:
-    """x [T, 2I] -> activation(first half) * second half; "silu", "gelu" or "gelu_tanh"."""
+    """x [T, 2I] -> activation(first half) * second half, with "silu", "gelu" or "gelu_tanh"."""
     if activation not in KINDS:
         raise ValueError(f"the activation must be one of {', '.join(KINDS)}, got {activation!r}")
     rows, width = x.shape
@@ -80,7 +80,7 @@ def rms_norm_kernel(
     out, x, residual, weight, x_stride, eps, WIDTH: tl.constexpr, PADDED: tl.constexpr,
     ADD: tl.constexpr,
 ):  # fmt: skip
-    """Grid (rows,). With ADD, residual becomes x + residual, rounded to its dtype, first."""
+    """RMS norm, grid (rows,). With ADD, residual first becomes x + residual in its dtype."""
     row = tl.program_id(0).to(tl.int64)
     columns = tl.arange(0, PADDED)
     inside = columns < WIDTH

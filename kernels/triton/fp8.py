@@ -1,8 +1,8 @@
-"""Eight-bit floats by integer arithmetic, where neither device nor interpreter has them.
+"""Eight-bit floats by integer arithmetic, for devices without them and for the interpreter.
 
-e4m3 here is the finite kind ("e4m3fn": no infinities, largest 448), e5m2 the one with IEEE's
-layout, of which only finite values are written (largest 57344). Micikevicius et al. 2022, "FP8
-formats for deep learning".
+e4m3 here is the finite variant ("e4m3fn": no infinities, maximum 448). e5m2 has IEEE's layout, but
+only finite values are written (maximum 57344). Micikevicius et al. 2022, "FP8 formats for deep
+learning".
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ import triton
 import triton.language as tl
 
 KINDS = {torch.float8_e4m3fn: 1, torch.float8_e5m2: 2}
-"""0 stands for a cache that isn't fp8."""
+"""Codes of the fp8 dtypes; 0 stands for any other dtype."""
 
 
-#: Four e4m3 -> bfloat16, exactly; NaN becomes 480. Bits that are moved up stand for values 2^120
-#: times too small, and a product of two at a time makes them what they are.
+#: Four e4m3 -> bfloat16, exactly; NaN becomes 480. The shifted bits represent values 2^120 times
+#: too small, so they are multiplied by 2^120, two at a time.
 E4M3_TO_BF16 = tl.constexpr("""{
     .reg .b32 low, high, moved, scale, minus;
     mov.b32 scale, 0x7b807b80;
@@ -32,7 +32,7 @@ E4M3_TO_BF16 = tl.constexpr("""{
     lop3.b32 high, high, 0x80008000, moved, 0xea;
     fma.rn.bf16x2 $1, high, scale, minus;
 }""")
-#: The same as float16, by 2^8.
+#: The same to float16, with a factor of 2^8.
 E4M3_TO_F16 = tl.constexpr("""{
     .reg .b32 low, high, moved, scale, minus;
     mov.b32 scale, 0x5c005c00;
@@ -52,9 +52,9 @@ E4M3_TO_F16 = tl.constexpr("""{
 
 @triton.jit
 def decode_weights(bits, like: tl.constexpr):
-    """uint8 of e4m3, none of them NaN -> the dtype `like`, where the device has no such floats.
+    """Convert e4m3 uint8 without NaN to the dtype `like`, on devices without fp8.
 
-    Not in the interpreter, which runs no assembly.
+    Not for the interpreter, which can't run assembly.
     """
     if like == tl.bfloat16:
         return tl.inline_asm_elementwise(
@@ -69,10 +69,10 @@ def decode_weights(bits, like: tl.constexpr):
 
 @triton.jit
 def decode_fp8(bits, KIND: tl.constexpr):
-    """uint8 -> float16, exactly: both formats are float16's with fewer bits.
+    """Convert fp8 uint8 to float16, exactly: both formats are float16 with fewer bits.
 
-    e4m3's exponent is 8 less biased than float16's, so its bits, moved up, stand for values 256
-    times too small; its NaN would come out as 480.
+    e4m3's exponent bias is 8 less than float16's, so its shifted bits represent values 256 times
+    too small. Its NaN would become 480.
     """
     wide = bits.to(tl.int16)
     if KIND == 2:
@@ -84,15 +84,15 @@ def decode_fp8(bits, KIND: tl.constexpr):
 
 @triton.jit
 def round_half_even(x):
-    """float32 of magnitude under 2^22 -> the nearest integer, as float32."""
+    """Round float32 of magnitude under 2^22 to the nearest integer, as float32."""
     return (x + 12582912.0) - 12582912.0
 
 
 @triton.jit
 def encode_fp8(x, KIND: tl.constexpr):
-    """float32 -> uint8, rounded to nearest even, what is too large held to the largest value.
+    """Convert float32 to fp8 uint8, rounded to nearest even; larger values become the maximum.
 
-    NaN stays NaN, so that a sequence that broke is seen to be broken.
+    NaN stays NaN, so that broken sequences are noticed.
     """
     MANTISSA: tl.constexpr = 3 if KIND == 1 else 2
     LOWEST: tl.constexpr = -6 if KIND == 1 else -14
@@ -113,7 +113,7 @@ def encode_fp8(x, KIND: tl.constexpr):
 
 @triton.jit
 def quantise(x, KIND: tl.constexpr):
-    """float32 -> what a cache of the KIND stores: 0 leaves x alone, 1 and 2 fp8 bits, 3 int8."""
+    """Convert float32 to the values of a cache: KIND 0 leaves x alone, 1 and 2 give fp8, 3 int8."""
     if KIND == 0:
         return x
     elif KIND == 3:

@@ -45,11 +45,11 @@ from kernels.triton.states import causal_conv, diagonal_scan, linear_scan
 
 
 class TritonKernels(KernelSet):
-    """`KernelSet` of a GPU; of the CPU under TRITON_INTERPRET=1, to test it.
+    """`KernelSet` of a GPU; of the CPU under TRITON_INTERPRET=1, for tests.
 
-    Linear layers are cuBLAS's unless they are quantised. Activations are in the weights' own dtype.
-    What a GPU would have to be asked about (positions, slots, block ids, lengths) isn't checked:
-    shapes and dtypes are.
+    Linear layers are cuBLAS's unless they are quantized. Activations have the weights' dtype.
+    Shapes and dtypes are checked, but not what only the GPU knows: positions, slots, block ids and
+    lengths.
     """
 
     name = "triton"
@@ -58,17 +58,17 @@ class TritonKernels(KernelSet):
     supports_act_order = True
     edits = TritonLogitEdits()
     expert_rows: ClassVar[int | None] = None
-    """Rows of a tile of quantised experts; None: by how many rows there are."""
+    """Rows per tile of quantized experts; None chooses it by the number of rows."""
 
     def __init__(self, device: torch.device | str, why: str) -> None:
         self.device = torch.device(device)
         self.why = why
-        # Under the interpreter there is no backend to choose.
+        # In the interpreter there is no backend to choose.
         self.has_own_attention = self.device.type == "cpu"
 
     @property
     def compute_capability(self) -> int | None:  # type: ignore[override]
-        """As `KernelSet.compute_capability`; None under the interpreter, and of AMD's."""
+        """See `KernelSet.compute_capability`; None in the interpreter and on AMD GPUs."""
         if self.device.type != "cuda" or ON_AMD:
             return None
         major, minor = torch.cuda.get_device_capability(self.device)
@@ -115,7 +115,7 @@ class TritonKernels(KernelSet):
         form: FloatFormat,
         bias: Tensor | None,
     ) -> LinearLayer:
-        """Quantizes each row slice on the device."""
+        """Pack float rows, quantizing each row slice on the device."""
         moved = (part.to(self.device) for part in slices)
         if form.quantization is None:
             weight = concatenate_rows(shape, (part.to(form.dtype) for part in moved))
@@ -148,7 +148,9 @@ class TritonKernels(KernelSet):
         form: IntegerFormat,
         bias: Tensor | None,
     ) -> LinearLayer:
-        """Zero points become float16 minima; x is sorted by the order before each product."""
+        """Pack integers. Zero points become float16 minima; with a column order, x is sorted before
+        each product.
+        """
         order = form.column_order(shape[1])
         if form.bits == 8 and form.with_zeros:
             raise ValueError("these kernels have no zero points of 8 bits")
@@ -165,7 +167,7 @@ class TritonKernels(KernelSet):
         return layer
 
     def keeps_code_format(self, coding: CodeFormat) -> bool:
-        """Whether the codes are e4m3 in groups that are whole blocks of a product."""
+        """Return whether the codes are e4m3 in groups of 32, 64 or a larger power of two."""
         size = coding.group_size
         return coding.kind == "e4m3" and size >= 32 and size & (size - 1) == 0
 
@@ -176,7 +178,7 @@ class TritonKernels(KernelSet):
         form: CodeFormat,
         bias: Tensor | None,
     ) -> LinearLayer:
-        """x is rounded to e4m3, as with "fp8"."""
+        """Pack codes. x is rounded to e4m3, as with "fp8"."""
         check_coding(form)
         if not self.keeps_code_format(form):
             return self.PackedLinear(join_dequantized(shape, slices, form), bias)
@@ -195,7 +197,9 @@ class TritonKernels(KernelSet):
         return coded_linear(weight, torch.cat(scales), added, form.group_size)
 
     def compile_experts(self, experts: ExpertLayers) -> MixtureOfExperts:
-        """Experts of one quantized format run in one call, others one after the other."""
+        """Return experts that run in one call if they share a quantized format, else expert by
+        expert.
+        """
         fused = grouped_experts(self, experts, self.expert_rows)
         return super().compile_experts(experts) if fused is None else fused
 
@@ -236,7 +240,7 @@ class TritonKernels(KernelSet):
 def load(
     device: torch.device | str = "cuda", make: type[TritonKernels] = TritonKernels
 ) -> TritonKernels:
-    """The kernels of a device. Raises `KernelsUnavailable` where they can't run."""
+    """Return the kernels of a device. Raises `KernelsUnavailable` if they can't run there."""
     kind = torch.device(device).type
     if kind == "cuda":
         if INTERPRETED:

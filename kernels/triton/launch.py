@@ -1,7 +1,7 @@
-"""Every launch of a Triton kernel goes through `launch`, so that one place can watch them.
+"""`launch` runs every Triton kernel, so that launches can be observed in one place.
 
-`watch` hands launches to somebody else instead of a device: the ahead-of-time compiler learns from
-it which kernels an operation needs, with which types and constants.
+`watch` passes launches to a callback instead of a device. The ahead-of-time compiler learns from it
+which kernels an operation needs, with which types and constants.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from kernels.errors import KernelsUnavailable
 INTERPRETED: bool = bool(triton.knobs.runtime.interpret)
 """Whether kernels run in Triton's interpreter (TRITON_INTERPRET=1), on CPU tensors."""
 ON_AMD: bool = torch.version.hip is not None
-"""Whether torch's "cuda" devices are AMD's."""
+"""Whether torch's "cuda" devices are AMD GPUs."""
 
 
 def check_interpreter(triton_version: str, numpy_version: str) -> None:
-    """Raise `KernelsUnavailable` for a pair of versions whose interpreter fails."""
+    """Raise `KernelsUnavailable` if this Triton's interpreter doesn't work with this numpy."""
 
     def parts(version: str) -> tuple[int, ...]:
         return tuple(int(part) for part in version.split(".")[:2])
@@ -45,12 +45,12 @@ if INTERPRETED:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """The device that kernels are chosen for.
+    """The device for which kernels are chosen.
 
     Attributes:
-        capability: compute capability times ten: 80, 90, 100; 0 in the interpreter and on AMD's.
-        processors: streaming multiprocessors, or AMD's compute units.
-        shared: bytes of shared memory that one program can have.
+        capability: compute capability times ten: 80, 90, 100; 0 for the interpreter and AMD GPUs.
+        processors: number of streaming multiprocessors, or of AMD's compute units.
+        shared: bytes of shared memory available to a program.
         gfx: AMD's name of the architecture, such as "gfx942"; "" for others.
     """
 
@@ -61,20 +61,20 @@ class Target:
 
     @property
     def native_fp8(self) -> bool:
-        """Whether the device converts OCP's fp8 by itself: NVIDIA's do from 8.9 on.
+        """Whether the device converts OCP's fp8 in hardware, as NVIDIA's do from 8.9 on.
 
-        gfx942 has other floats of 8 bits (without a negative zero), gfx90a and gfx1100 have none.
+        gfx942 has different 8-bit floats (without negative zero), gfx90a and gfx1100 have none.
         """
         return self.capability >= 89
 
     @property
     def interpreted(self) -> bool:
-        """Whether it's Triton's interpreter."""
+        """Whether this is Triton's interpreter."""
         return self.capability == 0 and not self.gfx
 
     @property
     def runs_ptx(self) -> bool:
-        """Whether kernels may hold NVIDIA's assembly."""
+        """Whether kernels may contain NVIDIA's assembly."""
         return self.capability > 0
 
 
@@ -103,7 +103,9 @@ def _device_target(index: int) -> Target:
 
 
 def target_of(device: torch.device) -> Target:
-    """The launcher of kernels on `device`. Raises ValueError if there is none."""
+    """Return the target for tensors on `device`. Raises ValueError if Triton kernels can't run
+    there.
+    """
     watched = _watcher.get()
     if watched is not None:
         return watched[1]
@@ -115,9 +117,9 @@ def target_of(device: torch.device) -> Target:
 
 
 def no_device(*, interpreted: bool) -> str:
-    """Why nothing here runs these kernels, as a sentence; "" where something does.
+    """Return why these kernels can't run here, as a sentence; "" if they can.
 
-    `interpreted`: the interpreter will do.
+    `interpreted`: the interpreter suffices.
     """
     if torch.cuda.is_available() or (interpreted and INTERPRETED):
         return ""
@@ -127,7 +129,7 @@ def no_device(*, interpreted: bool) -> str:
 
 @contextlib.contextmanager
 def watch(watcher: Watcher, target: Target) -> Iterator[None]:
-    """Within it, launches go to `watcher(kernel, grid, arguments, options)` and run nowhere."""
+    """Pass launches to `watcher(kernel, grid, arguments, options)` instead of running them."""
     token = _watcher.set((watcher, target))
     try:
         yield
@@ -138,7 +140,7 @@ def watch(watcher: Watcher, target: Target) -> Iterator[None]:
 def launch(kernel: Any, grid: tuple[int, ...], *args: Any, **options: Any) -> None:
     """Run `kernel` on `grid`; an empty grid runs nothing.
 
-    `options` are its constants, and `num_warps` and `num_stages`.
+    `options` are the kernel's constants, `num_warps` and `num_stages`.
     """
     if 0 in grid:
         return
@@ -154,9 +156,10 @@ def launch(kernel: Any, grid: tuple[int, ...], *args: Any, **options: Any) -> No
 
 
 def _amd_options(options: dict[str, Any], gfx: str) -> dict[str, Any]:
-    """The same for AMD's compiler. It has no limit of registers, and tf32 products on gfx942 alone:
-    float32 is multiplied exactly. Waves have 64 threads on CDNA (gfx9), 32 on RDNA: twice as many
-    of those share a program's registers."""
+    """Adapt options to AMD's compiler. It has no register limit, and tf32 products only on gfx942,
+    so float32 is multiplied exactly. Waves have 64 threads on CDNA (gfx9) but 32 on RDNA, where a
+    program gets twice as many waves.
+    """
     options = {name: value for name, value in options.items() if name != "maxnreg"}
     if "PRECISION" in options:
         options["PRECISION"] = "ieee"

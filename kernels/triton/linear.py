@@ -1,4 +1,4 @@
-"""Linear layers: cuBLAS by way of torch."""
+"""Linear layers by cuBLAS through torch."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from kernels.tensors import describe
 
 
 class TorchLinear(ReferenceLinear):
-    """`torch.nn.functional.linear` in x's dtype, without copies where weight and x agree."""
+    """`torch.nn.functional.linear` in x's dtype, without copies if the weight has that dtype."""
 
     def __call__(self, x: Tensor, out: Tensor | None = None) -> Tensor:
         if x.dtype != self.weight.dtype or out is not None:
@@ -25,17 +25,17 @@ class TorchLinear(ReferenceLinear):
         return torch.nn.functional.linear(x, self.weight, bias)
 
     def rows(self, ids: Tensor) -> Tensor:
-        """As `LinearLayer.rows`, but unchecked: a check would wait for the GPU."""
+        """See `LinearLayer.rows`; ids aren't checked, since that would wait for the GPU."""
         if ids.device.type == "cpu":
             return super().rows(ids)
         return self.weight[ids].float()
 
 
 class BatchedHeadLinears(PerHeadLinear):
-    """All heads by one call of cuBLAS, on weights [heads, N, K] that lie side by side."""
+    """The linear layers of all heads in one cuBLAS call, on contiguous weights [heads, N, K]."""
 
     def __init__(self, layers: Sequence[LinearLayer]) -> None:
-        """Raises ValueError for layers of other kernels, or of several shapes."""
+        """Raises ValueError for layers of other kernels or of different shapes."""
         super().__init__(layers)
         torch_layers = [layer for layer in layers if isinstance(layer, TorchLinear)]
         if len(torch_layers) != len(layers) or any(
@@ -47,12 +47,12 @@ class BatchedHeadLinears(PerHeadLinear):
             (len(torch_layers), *first.shape), dtype=first.dtype, device=first.device
         )
         for head, layer in enumerate(torch_layers):
-            # Nothing is held twice.
+            # The layers share the stacked weight, so that nothing is stored twice.
             self.weight[head] = layer.weight
             layer.weight = self.weight[head]
 
     def __call__(self, x: Tensor, out: Tensor) -> None:
-        """As `PerHeadLinear.__call__`; x and out have the weights' dtype."""
+        """See `PerHeadLinear.__call__`; x and out have the weights' dtype."""
         check_heads(x, out, self.weight)
         torch.bmm(x.transpose(0, 1), self.weight.transpose(1, 2), out=out.transpose(0, 1))
 
@@ -61,8 +61,8 @@ class BatchedHeadLinears(PerHeadLinear):
 
 
 def check_heads(x: Tensor, out: Tensor, weight: Tensor) -> None:
-    """Raise ValueError unless x [T, heads, K] and out [T, heads, N] go with weight [heads, N, K]:
-    of one dtype, each head's values side by side.
+    """Raise ValueError unless x [T, heads, K] and out [T, heads, N] fit weight [heads, N, K], have
+    its dtype, and are contiguous within a head.
     """
     heads, n, k = cast("tuple[int, int, int]", tuple(weight.shape))
     rows = len(x)

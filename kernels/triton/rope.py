@@ -14,7 +14,7 @@ from kernels.triton.launch import launch
 
 HEADS_AT_ONCE = 8
 SCALING = {"none": 0, "tensor": 1, "token": 2, "head": 3}
-"""See `store_kv`."""
+"""Codes for `store_kv`."""
 
 
 @triton.jit
@@ -23,10 +23,10 @@ def rotate(
     HEAD_SIZE: tl.constexpr, PADDED: tl.constexpr, ROTARY: tl.constexpr, NEOX: tl.constexpr,
     NORM: tl.constexpr,
 ):  # fmt: skip
-    """The heads of one token, normed and rotated: float32 [heads, PADDED].
+    """Return the heads of one token, normed and rotated, float32 [heads, PADDED].
 
-    The partner of each value is read beside it (rotated pairs meet in the cache, not in registers),
-    so one shape serves both orders and any rotary width.
+    The rotation partner of each value is loaded as well, instead of exchanging registers: the GPU
+    has it in its cache, and so the same code serves both layouts and any rotary width.
     """
     dims = tl.arange(0, PADDED)
     row_pointers = x + token * stride + heads[:, None] * HEAD_SIZE
@@ -72,8 +72,8 @@ def store_kv(
 ):  # fmt: skip
     """Write float32 [heads, PADDED] to a slot.
 
-    SCALES: 0 none; 1 one a cache and 3 one a KV head, which are given; 2 one a token's head, made
-    and written here.
+    SCALES: 0 for none; 1 for a given scale per cache, 3 per KV head; 2 for a scale per token and
+    head, which is computed and stored here.
     """
     dims = tl.arange(0, values.shape[1])
     offsets = ((slot // PAGE) * KV_HEADS + heads) * PAGE + slot % PAGE
@@ -148,7 +148,9 @@ def rope_latents_kernel(
     WIDTH: tl.constexpr, NEOX: tl.constexpr, PAGE: tl.constexpr, KIND: tl.constexpr,
     SCALES: tl.constexpr, LIMIT: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Grid (tokens, blocks of query heads + 1): of queries only what is rotated is read."""
+    """Rotate and write. Grid (tokens, blocks of query heads + 1); of queries only the rotated part
+    is read.
+    """
     token = tl.program_id(0).to(tl.int64)
     block = tl.program_id(1)
     position = tl.load(positions + token)
@@ -218,7 +220,7 @@ def rope_and_cache_latents(
 
 
 def _kind(cache: Tensor) -> tuple[int, float]:
-    """How values are stored (see `quantise`), and the largest there is."""
+    """Return the code of the cache's values (see `quantise`), and the largest value."""
     kind = 3 if cache.dtype == torch.int8 else KINDS.get(cache.dtype, 0)
     return kind, {0: 1.0, 1: 448.0, 2: 57344.0, 3: 127.0}[kind]
 
@@ -239,10 +241,10 @@ def rope_and_cache(
     key_scales: Tensor | None = None,
     value_scales: Tensor | None = None,
 ) -> None:
-    """See `KernelSet.rope_and_cache`; positions and slots can't be checked on a GPU.
+    """See `KernelSet.rope_and_cache`; positions and slots aren't checked on a GPU.
 
-    fp8 caches take scales as `paged_attention` does: one number a cache or a KV head is the
-    caller's, which values are divided by; one a token's head is written here.
+    fp8 caches have scales as in `paged_attention`: values are divided by the caller's scale of the
+    cache or KV head, or a scale per token and head is computed and stored here.
     """
     tokens, heads, size = q.shape
     shape = check_caches(key_cache, value_cache, size)

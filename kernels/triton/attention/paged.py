@@ -59,10 +59,10 @@ def check_cache_scales(
 def as_operands(
     key_cache: Tensor, value_cache: Tensor, target: Target, phase: str
 ) -> tuple[Tensor, Tensor, int]:
-    """Return the caches, fp8 ones as bytes, and the kernel's FP8 code; see `to_operand`.
+    """Return the caches as kernels read them, and their FP8 code; see `to_operand`.
 
-    Decodes read eight-bit caches as pairs of bytes. (Prompts don't: their products read shared
-    memory, so values are written there again in any case.)
+    fp8 is read as bytes; decodes read all eight-bit caches as pairs of bytes. (Prompts don't: their
+    products read shared memory, so values are written there again in any case.)
     """
     kind = KINDS.get(key_cache.dtype, 0)
     size = key_cache.shape[3]

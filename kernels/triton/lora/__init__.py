@@ -1,4 +1,4 @@
-"""Low-rank adapters of a batch in which each row has its own, in two launches a linear layer."""
+"""Low-rank adapters, which may differ by row, in two launches per linear layer."""
 
 from kernels.triton.lora.slots import TritonLora, TritonLoraSlots
 

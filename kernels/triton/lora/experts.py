@@ -1,8 +1,8 @@
-"""Shrink and expand for experts: a row's matrices go by its adapter and by its expert.
+"""Shrink and expand for experts: a row's matrices depend on its adapter and its expert.
 
-Rows come in the tiles that the experts' own products have, each of one expert. A tile's adapters
-take turns: those rows that have it meet its matrices, the others are nothing meanwhile. An entry of
-a place leads to a table that has an entry for each expert.
+Rows are grouped in the tiles of the experts' own products, of one expert each. The adapters of a
+tile take turns: their matrices are multiplied by their own rows, with the other rows masked. A
+slot's entry points to a table with an entry for each expert.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from kernels.triton.moe.grouped_gemm import Groups
 
 _RANKS: int = RANKS.value
 _TILE = 16
-"""Rows of a tile where they all have one expert."""
+"""Rows per tile if all rows have the same expert."""
 _FEW_ROWS = 2048
-"""Up to so many rows, the depth of a shrink is split."""
+"""Maximum rows for which the depth of a shrink is split."""
 
 
 @triton.jit
 def slot_kernel(owners, order, slots, count, TILE: tl.constexpr):
-    """Grid (tiles,): the slot of each row of a step's tiles."""
+    """Write the slot of each row of a step's tiles. Grid (tiles,)."""
     tile = tl.program_id(0)
     if tile < tl.load(count):
         row = tl.load(order + tile * TILE + tl.arange(0, TILE))
@@ -51,7 +51,7 @@ def slots_of_rows(rows: LoraMapping, count: int) -> Tensor:
 
 @triton.jit
 def owners_of_tile(owners, order, tile, rows, SHARED: tl.constexpr, TILE: tl.constexpr):
-    """(rows of a tile, the tokens that they are of, their adapters' slots, -1 for none)."""
+    """Return (the rows of a tile, their tokens, their adapters' slots, -1 for none)."""
     index = tl.load(order + tile * TILE + tl.arange(0, TILE))
     source = (index // SHARED).to(tl.int64)
     return index.to(tl.int64), source, tl.load(owners + source, mask=index < rows, other=-1)
@@ -59,7 +59,7 @@ def owners_of_tile(owners, order, tile, rows, SHARED: tl.constexpr, TILE: tl.con
 
 @triton.jit
 def next_slot(owner, current):
-    """The slot that has its turn after `current`: the next smaller one; -1: that was the last."""
+    """Return the next smaller slot after `current`; -1 after the last."""
     return tl.max(tl.where(owner < current, owner, -1), 0)
 
 
@@ -69,7 +69,7 @@ def expert_shrink_kernel(
     DEPTH: tl.constexpr, SHARED: tl.constexpr, TILE: tl.constexpr, BLOCK_K: tl.constexpr,
     SPLITS: tl.constexpr, PRECISION: tl.constexpr, UPCAST: tl.constexpr,
 ):  # fmt: skip
-    """Grid (programs of ranks, tiles, SPLITS): h[split, row] = factors * x[row // SHARED] A^T."""
+    """h[split, row] = factors * x[row // SHARED] A^T. Grid (programs of ranks, tiles, SPLITS)."""
     tile = tl.program_id(1)
     group = tl.load(group_of + tile)
     if group < 0:
@@ -93,7 +93,7 @@ def expert_expand_kernel(
     COLUMNS: tl.constexpr, SHARED: tl.constexpr, TILE: tl.constexpr, BLOCK_N: tl.constexpr,
     SPLITS: tl.constexpr, PRECISION: tl.constexpr, UPCAST: tl.constexpr,
 ):  # fmt: skip
-    """Grid (blocks of columns, tiles): y[row] += h[row] B^T. `dtype`: a pointer to B's kind."""
+    """y[row] += h[row] B^T. Grid (blocks of columns, tiles). `dtype`: any pointer to B's dtype."""
     block = tl.program_id(0)
     tile = tl.program_id(1)
     group = tl.load(group_of + tile)
@@ -123,7 +123,7 @@ def add_experts(
     table: Tensor, width: int, y: Tensor, x: Tensor, owners: Tensor, groups: ExpertRowGroups,
     shared: int, *, alike: bool,
 ) -> None:  # fmt: skip
-    """See `LoraSlots.add_experts`; `table` is of the place, `width` its largest rank."""
+    """See `LoraSlots.add_experts`; `table` is that of the target, `width` its largest rank."""
     (rows, columns), depth = y.shape, x.shape[1]
     splits = max(1, min(depth // 512, 16)) if rows <= _FEW_ROWS and not alike else 1
     h = torch.empty((splits, rows, width), dtype=torch.float32, device=x.device)
@@ -149,7 +149,7 @@ def add_experts(
 
 
 def one_group(rows: int, group: int, device: torch.device) -> Groups:
-    """Rows that all meet the same matrix."""
+    """Return the groups for rows that are all multiplied by the same matrix."""
     tiles = triton.cdiv(rows, _TILE)
     order = torch.arange(tiles * _TILE, dtype=torch.int32, device=device).clamp_(max=rows)
     return Groups(order, torch.full_like(order[:tiles], group), rows, _TILE)

@@ -1,7 +1,7 @@
 """Shrink and expand (Chen et al. 2023, "Punica"; Sheng et al. 2023, "S-LoRA").
 
-Neither grid depends on which adapters a batch has: programs walk over as many tiles of rows as the
-device's memory says there are.
+Grids don't depend on a batch's adapters: programs loop over as many tiles of rows as a counter in
+device memory says.
 """
 
 from __future__ import annotations
@@ -9,13 +9,12 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-# Linear layers and experts find the entry of a tile's rows in ways of their own; from there on they
-# are alike.
+# Linear layers and experts look up the entry of a tile's rows differently, and share the rest.
 
-#: Numbers of an entry.
+#: Numbers per entry.
 FIELDS = tl.constexpr(8)
-#: Which is which: addresses of A, B, B's blocks and the factors of h; the padded rank; addresses of
-#: gain and shift, 0 for none; 1 where the adapter changes the layer, else 0.
+#: Indices of the numbers: addresses of A, B, B's blocks and the factors of h; the padded rank;
+#: addresses of gain and shift, 0 for none; 1 if the adapter changes the layer, else 0.
 INNER = tl.constexpr(0)
 OUTER = tl.constexpr(1)
 BLOCKS = tl.constexpr(2)
@@ -24,7 +23,7 @@ RANK = tl.constexpr(4)
 GAIN = tl.constexpr(5)
 SHIFT = tl.constexpr(6)
 CHANGES = tl.constexpr(7)
-#: Ranks that are multiplied at once: the parts of an adapter are padded to it.
+#: Ranks that are multiplied together; slices of an adapter are padded to a multiple.
 RANKS = tl.constexpr(16)
 #: Columns of a block of B.
 COLUMN_BLOCK = 64
@@ -32,7 +31,7 @@ COLUMN_BLOCK = 64
 
 @triton.jit
 def entry_of(table, number):
-    """The entry of that number."""
+    """Return the address of an entry."""
     return table + number.to(tl.int64) * FIELDS
 
 
@@ -42,10 +41,10 @@ def shrink_rows(
     DEPTH: tl.constexpr, TILE: tl.constexpr, BLOCK_K: tl.constexpr, SPLITS: tl.constexpr,
     PRECISION: tl.constexpr, UPCAST: tl.constexpr,
 ):  # fmt: skip
-    """h[split, row] = factors * x[source] A^T for those rows of a tile that are `row_mask`.
+    """h[split, row] = factors * x[source] A^T for the rows of a tile in `row_mask`.
 
-    Programs of the grid's first dimension share the ranks, those of its third the depth: each
-    split's part is the sum over its own. h float32 [SPLITS, rows, width].
+    Programs along the grid's first dimension share the ranks, those along its third the depth: each
+    sums its own part. h is float32 [SPLITS, rows, width].
     """
     share: tl.constexpr = (DEPTH + SPLITS * BLOCK_K - 1) // (SPLITS * BLOCK_K) * BLOCK_K
     first = tl.program_id(2) * share
@@ -59,7 +58,8 @@ def shrink_rows(
     for rank in tl.range(tl.program_id(0) * RANKS, ranks, tl.num_programs(0) * RANKS):
         rhs = matrix + (rank + lanes)[None, :].to(tl.int64) * DEPTH + depth[:, None]
         if DEPTH % 16 == 0:
-            # Of an address from a table the compiler knows nothing: torch aligns all.
+            # The compiler can't know the alignment of an address from a table; torch aligns all
+            # tensors.
             rhs = tl.multiple_of(rhs, (16, 16))
         total = tl.zeros((TILE, RANKS), tl.float32)
         for start in tl.range(first, last, BLOCK_K):
@@ -85,10 +85,10 @@ def expand_rows(
     TILE: tl.constexpr, BLOCK_N: tl.constexpr, SPLITS: tl.constexpr, PRECISION: tl.constexpr,
     UPCAST: tl.constexpr,
 ):  # fmt: skip
-    """total [TILE, BLOCK_N] + h[row] B^T, for one block of B's columns.
+    """Return total [TILE, BLOCK_N] + h[row] B^T for one block of B's columns.
 
-    A block of B is [BLOCK_N, ranks], and meets the ranks of h from `start` on: three numbers say
-    where it is, `start` and `ranks`. `dtype`: any pointer to numbers of B's kind.
+    A block of B is [BLOCK_N, ranks], for the ranks of h from `start` on. Three numbers describe it:
+    its offset, `start` and `ranks`. `dtype`: any pointer to B's dtype.
     """
     columns = tl.arange(0, BLOCK_N)
     lanes = tl.arange(0, RANKS)
@@ -132,8 +132,9 @@ def shrink_kernel(
     PRECISION: tl.constexpr,
     UPCAST: tl.constexpr,
 ):
-    """Grid (programs of ranks, programs of tiles, SPLITS): h[split, row] = factors * x[row] A^T,
-    each split's the sum over its part of the depth; h float32 [SPLITS, tokens, width].
+    """h[split, row] = factors * x[row] A^T. Grid (programs of ranks, programs of tiles, SPLITS).
+
+    Each split sums its part of the depth; h is float32 [SPLITS, tokens, width].
     """
     for tile in tl.range(tl.program_id(1), tl.load(count), tl.num_programs(1)):
         entry = entry_of(table, tl.load(owners + tile))
@@ -163,9 +164,9 @@ def expand_kernel(
     PRECISION: tl.constexpr,
     UPCAST: tl.constexpr,
 ):
-    """Grid (blocks of columns, programs of tiles): y[row] = gain * (y[row] + h[row] B^T) + shift.
+    """y[row] = gain * (y[row] + h[row] B^T) + shift. Grid (blocks of columns, programs of tiles).
 
-    `dtype`: any pointer to numbers of B's kind.
+    `dtype`: any pointer to B's dtype.
     """
     block = tl.program_id(0)
     column = block * BLOCK_N + tl.arange(0, BLOCK_N)

@@ -1,4 +1,4 @@
-"""An adapter's matrices as kernels read them: ranks padded, B in blocks of columns."""
+"""An adapter's matrices in the kernels' layout: ranks padded, B in blocks of columns."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _RANKS: int = RANKS.value
 
 
 def padded_rank(rank: int) -> int:
-    """A part's rank as it is kept."""
+    """Return a slice's rank after padding."""
     return triton.cdiv(rank, _RANKS) * _RANKS
 
 
@@ -24,7 +24,7 @@ class TritonLora(PackedLora):
     """`LoraWeights` for `shrink_kernel` and `expand_kernel`."""
 
     def __init__(self, lora: LoraWeights, dtype: torch.dtype, device: torch.device) -> None:
-        """Raises ValueError for what doesn't fit together."""
+        """Raises ValueError for inconsistent weights."""
         check_lora(lora)
         self.in_features, self.out_features = lora.a.shape[1], lora.out_features
         a, factors, parts = _concatenate_slices(lora)
@@ -42,7 +42,7 @@ class TritonLora(PackedLora):
         return self.a, self.b, self.blocks, self.factors, self.gain, self.shift
 
     def entry(self) -> list[int]:
-        """The numbers by which kernels find it."""
+        """Return the table entry by which kernels find this adapter."""
         a, b, blocks, factors, gain, shift = (
             0 if tensor is None else tensor.data_ptr() for tensor in self._tensors()
         )
@@ -50,9 +50,10 @@ class TritonLora(PackedLora):
 
 
 def _concatenate_slices(lora: LoraWeights) -> tuple[Tensor, Tensor, list[LoraSlice]]:
-    """A with each part's ranks padded, the factors of what comes of it, and where parts meet it.
+    """Return A with each slice's ranks padded, the factors of its outputs, and the slices with new
+    starts.
 
-    Parts that share ranks and a factor go on sharing them.
+    Slices that share ranks and a factor still share them.
     """
     matrices: list[Tensor] = []
     factors: list[Tensor] = []
@@ -76,8 +77,8 @@ def _concatenate_slices(lora: LoraWeights) -> tuple[Tensor, Tensor, list[LoraSli
 
 
 def blocks_of(parts: list[LoraSlice], columns: int) -> tuple[Tensor, Tensor]:
-    """B in blocks of columns, each with the ranks that its columns meet, one behind the other; and
-    of each block where it begins, and the first rank and the number of them, int32 [blocks, 3].
+    """Return B as concatenated blocks of columns, each with the ranks that its columns use, and for
+    each block its offset, first rank and number of ranks, int32 [blocks, 3].
     """
     blocks: list[Tensor] = []
     offsets: list[tuple[int, int, int]] = []
@@ -105,10 +106,10 @@ def _meets(part: LoraSlice, first: int, last: int) -> bool:
     return part.first < last and first < part.first + len(part.b)
 
 
-# What a linear layer's shrink makes of x, each token has for itself here; it is expanded alike.
+# An embedding needs no shrink: each token has its own row of A. The expand is a linear layer's.
 
-#: Numbers of an entry of rows: addresses of a whole table, of single tokens' names and of their
-#: values, 0 for none; how many such tokens there are, and the largest power of two among that.
+#: Indices of the numbers of a rows entry: addresses of a whole table, of single tokens' ids and of
+#: their values, 0 for none; the number of such tokens, and the largest power of two up to that.
 TABLE = tl.constexpr(0)
 NAMES = tl.constexpr(1)
 VALUES = tl.constexpr(2)
@@ -121,10 +122,9 @@ def embed_kernel(
     x, h, ids, ranks_table, rows_table, order, owners, count, x_stride, width, dtype,
     COLUMNS: tl.constexpr, TILE: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    """Grid (blocks of columns, programs of tiles): rows of x [T, COLUMNS] that adapters replace,
-    and h float32 [T, width], what a token brings to `expand_kernel`.
+    """Replace rows of x [T, COLUMNS], and write h float32 [T, width] for `expand_kernel`.
 
-    `dtype`: any pointer to numbers of the adapters' kind.
+    Grid (blocks of columns, programs of tiles). `dtype`: any pointer to the adapters' dtype.
     """
     column = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     column_mask = (column < COLUMNS)[None, :]
@@ -144,7 +144,7 @@ def embed_kernel(
         some = tl.load(entry + COUNT)
         if some != 0:
             names = tl.load(entry + NAMES).to(tl.pointer_type(tl.int64))
-            # How many of the ascending names are below the token, by bits.
+            # Binary search: how many of the ascending ids are below the token.
             below = tl.zeros((TILE,), tl.int64)
             power = tl.load(entry + POWER)
             while power > 0:
@@ -173,7 +173,7 @@ def embed_kernel(
 
 
 class TritonEmbeddingRanks(PackedLora):
-    """The low-rank addition to each token's row."""
+    """The low-rank addition to each token's embedding."""
 
     def __init__(
         self, inner: Tensor, b: Tensor, scale: float, dtype: torch.dtype, device: torch.device
@@ -191,12 +191,12 @@ class TritonEmbeddingRanks(PackedLora):
         self.nbytes = sum(tensor.nbytes for tensor in self._tensors)
 
     def entry(self) -> list[int]:
-        """The numbers by which kernels find it."""
+        """Return the table entry by which kernels find this adapter."""
         return [*(tensor.data_ptr() for tensor in self._tensors), self.rank, 0, 0, 1]
 
 
 class TritonEmbeddingRows(PackedLora):
-    """Rows in the place of the embedding's own: all of them, some, or some of all."""
+    """Replacements of embedding rows: a whole table, single tokens, or both."""
 
     rank = 0
 
@@ -216,12 +216,12 @@ class TritonEmbeddingRows(PackedLora):
         self.nbytes = sum(tensor.nbytes for tensor in tensors if tensor is not None)
 
     def entry(self) -> list[int]:
-        """The numbers by which kernels find it."""
+        """Return the table entry by which kernels find this adapter."""
         count = 0 if self._names is None else len(self._names)
         power = 1 << (count.bit_length() - 1) if count else 0
         return [*self._addresses, count, power, 0, 0, 1]
 
 
 def _copy_to_device(tensor: Tensor, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """A separate copy, so that the mapping of the adapter's file can be released."""
+    """Return a separate copy, so that the mapping of the adapter's file can be released."""
     return tensor.to(device=device, dtype=dtype, copy=True).contiguous()

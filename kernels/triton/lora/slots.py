@@ -1,4 +1,4 @@
-"""`TritonLoraSlots`: the adapters of a model in a table that recorded kernels read."""
+"""`TritonLoraSlots`: a model's adapters in a table that recorded kernels read."""
 
 from __future__ import annotations
 
@@ -49,22 +49,22 @@ from kernels.triton.lora.packing import (
 _RANKS: int = RANKS.value
 _FIELDS: int = FIELDS.value
 FEW_ROWS = 512
-"""Up to so many rows, tiles are small and the depth of a shrink is split."""
+"""Maximum rows for which tiles are small and the depth of a shrink is split."""
 _KINDS = (TritonLora, TritonEmbeddingRanks, TritonEmbeddingRows)
 PROGRAMS = 2 if INTERPRETED else 64
-"""Programs, at most, that share the tiles of rows of a block of columns."""
+"""Maximum programs that share the tiles of a block of columns."""
 
 
 class TritonLoraSlots(LoraSlots):
     """`LoraSlots` by a table of addresses.
 
     Args:
-        targets: the linear layers that adapters may change, and how many parts each has at most.
-        max_adapters: adapters at once.
-        max_rank: largest rank of a slice.
-        dtype: of the rows, and of adapters' matrices.
-        alike: give a row the same bits in a step of any size.
-        experts: of each mixture.
+        targets: the linear layers that adapters may change, with their maximum number of slices.
+        max_adapters: maximum number of adapters at a time.
+        max_rank: maximum rank of a slice.
+        dtype: dtype of the rows and of the adapters' matrices.
+        alike: whether a row gets the same bits in steps of any size.
+        experts: number of experts of each mixture, 0 for none.
     """
 
     def __init__(
@@ -82,7 +82,7 @@ class TritonLoraSlots(LoraSlots):
         self._widths = [parts * padded_rank(max_rank) for parts in targets.values()]
         shape = (len(targets), max_adapters, _FIELDS)
         self.table = torch.zeros(shape, dtype=torch.int64, device=device)
-        #: Of the numbers' kind; kernels look at no number of it.
+        #: Tells kernels the dtype; they don't read its value.
         self._kind = torch.empty(1, dtype=dtype, device=device)
         self._free = list(range(max_adapters))
         self._lock = threading.Lock()
@@ -109,7 +109,7 @@ class TritonLoraSlots(LoraSlots):
 
     def put(self, layers: LayerLoras) -> SlotTable:
         entries = torch.zeros(len(self._index), _FIELDS, dtype=torch.int64)
-        #: Index of a mixture's target -> its experts' entries, which `entries` points to.
+        #: Target index of a mixture -> its experts' entries, to which `entries` points.
         mixtures: dict[int, Tensor] = {}
         for number, layer in enumerate(layers):
             for slot, lora in layer.items():
@@ -132,18 +132,18 @@ class TritonLoraSlots(LoraSlots):
             if not self._free:
                 raise ValueError(f"all {self.max_adapters} slots of adapters are taken")
             free = self._free.pop()
-        # Behind the steps that were launched before, which may read what the slot had.
+        # The copy is ordered after steps launched before, which may read the slot's old entries.
         self.table[:, free].copy_(entries.to(self._device))
         table = SlotTable(free, references)
         weakref.finalize(table, self._free.append, free)
         return table
 
     def _point(self, entry: Tensor, experts: Tensor) -> Tensor:
-        """Point a mixture's entry to those of its experts, returned: they must outlive it."""
+        """Point a mixture's entry to its experts' entries; returns these, which must outlive it."""
         if experts[:, GAIN.value : SHIFT.value + 1].any():
             raise ValueError("experts have adapters of matrices alone")
         device_entries = experts.to(self._device)
-        # The first number of experts' entry is the address of their own entries.
+        # A mixture's entry begins with the address of its experts' entries.
         entry[INNER.value], entry[CHANGES.value] = device_entries.data_ptr(), 1
         return device_entries
 

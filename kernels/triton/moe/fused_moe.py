@@ -22,8 +22,9 @@ def open_groups(
     remaining, expert, EXPERTS: tl.constexpr, PADDED: tl.constexpr, GROUPS: tl.constexpr,
     TOP_GROUPS: tl.constexpr, GROUP_BEST: tl.constexpr, PADDED_GROUPS: tl.constexpr,
 ):  # fmt: skip
-    """What experts are chosen by, at -infinity for those of other groups than the TOP_GROUPS whose
-    GROUP_BEST largest add up to most; equal ones by their number upwards.
+    """Return the selection scores with -inf outside of the TOP_GROUPS best groups.
+
+    A group's score is the sum of its GROUP_BEST largest; of equal groups the first is taken.
     """
     SIZE: tl.constexpr = EXPERTS // GROUPS
     group = expert // SIZE
@@ -67,10 +68,10 @@ def route_kernel(
     GROUP_BEST: tl.constexpr,
     PADDED_GROUPS: tl.constexpr,
 ):
-    """Grid (tokens,): the largest score, TOP_K times; equal ones by id upwards.
+    """Choose the TOP_K experts with the largest scores, ties by ascending id. Grid (tokens,).
 
-    With SIGMOID a score's is its weight. A bias has its say in the choice alone, and so have
-    groups, which are chosen by probabilities or sigmoids, not by scores as they are.
+    With SIGMOID the sigmoid of a score is the expert's weight. The bias and the groups affect only
+    the choice. Groups are ranked by probabilities or sigmoids, not by the scores themselves.
     """
     token = tl.program_id(0).to(tl.int64)
     expert = tl.arange(0, PADDED)
@@ -80,7 +81,7 @@ def route_kernel(
     top = tl.max(score, 0)
     shares = tl.exp(score - top)
     total = tl.sum(shares, 0)
-    # What a chosen expert weighs as it is, or stands for the power of.
+    # Whether a chosen expert's score is its weight, or the weight is exp(score).
     AS_IT_IS: tl.constexpr = SIGMOID or ((BIASED or GROUPS > 1) and SOFTMAX_FIRST)
     if SIGMOID:
         score = 1.0 / (1.0 + tl.exp(-score))
@@ -100,7 +101,7 @@ def route_kernel(
     for rank in tl.static_range(TOP_K):
         best = tl.max(remaining, 0)
         index = tl.min(tl.where((remaining == best) & (expert < EXPERTS), expert, PADDED), 0)
-        # Of scores that are no numbers none is the best: even then ids name experts that are there.
+        # With NaN scores none equals the maximum; the ids must still be valid.
         index = tl.minimum(index, EXPERTS - 1)
         chosen = tl.where(ranks == rank, index, chosen)
         if BIASED:
@@ -109,9 +110,9 @@ def route_kernel(
             best = tl.exp(best - top)
         parts = tl.where(ranks == rank, best, parts)
         remaining = tl.where(expert == index, float("-inf"), remaining)
-    # Softmax over the chosen alone is what renormalising a softmax over all comes to.
+    # Renormalizing a softmax over all experts equals a softmax over the chosen ones.
     if AS_IT_IS:
-        # Sigmoids may all be nothing.
+        # All sigmoids may be 0.
         divisor = tl.sum(parts, 0) + MIN_WEIGHT_SUM if RENORMALIZE else 1.0
     else:
         divisor = total if SOFTMAX_FIRST and not RENORMALIZE else tl.sum(parts, 0)
@@ -133,13 +134,13 @@ def route(
     top_groups: int = 1,
     group_best: int = 1,
 ) -> tuple[Tensor, Tensor]:
-    """The experts of each token: weights float32 and ids int32, [T, top_k], best first.
+    """Choose the experts of each token: weights float32 and ids int32, [T, top_k], best first.
 
-    scores [T, E], E at most 1024. Weights are a softmax over all experts, renormalised over the
-    chosen or not, or over the chosen alone (`softmax_first=False`); or `sigmoid`s, renormalised or
-    not. `choice_bias`, float32 [E], is added to what experts are chosen by; `scale` multiplies
-    weights. Of `groups` of neighbours, so many that share the experts evenly, the `top_groups` are
-    chosen from whose `group_best` largest (one or two) add up to most.
+    scores [T, E], E at most 1024. Weights are a softmax over all experts, renormalized over the
+    chosen or not, or a softmax over the chosen alone (`softmax_first=False`); or `sigmoid`s,
+    renormalized or not. `choice_bias`, float32 [E], is added only to choose experts; `scale`
+    multiplies weights. With `groups` (consecutive groups of equal size), experts are chosen from
+    the `top_groups` whose `group_best` largest scores (one or two) have the largest sum.
     """
     tokens, experts = scores.shape
     if not 1 <= top_k <= experts <= MAX_EXPERTS:
@@ -180,13 +181,13 @@ def fused_experts(
     tile: int | None = None,
     lora: MoeLoraMapping | None = None,
 ) -> Tensor:
-    """[T, H]: each token's experts, weighted and added up.
+    """Return each token's experts, weighted and summed, [T, H].
 
     x [T, H]; gate_up [E, 2 I, H]; down [E, H, I]; weights float32 and ids int32 [T, top_k] as
-    `route` gives them, ids in [0, E); biases [E, 2 I] and [E, H]. `activation` is "silu", "gelu" or
-    "gelu_tanh". The sum over a token's experts is done in float32. With `tile` products have so
-    many rows a tile, and sums one order, whatever T is. `lora`: what rows' adapters add. Gale et
-    al. 2022 ("MegaBlocks").
+    returned by `route`, ids in [0, E); biases [E, 2 I] and [E, H]. `activation` is "silu", "gelu"
+    or "gelu_tanh". A token's experts are summed in float32. `tile` fixes the rows per tile, so that
+    the order of sums doesn't depend on T. `lora` adds the rows' adapters. Gale et al. 2022
+    ("MegaBlocks").
     """
     tokens, hidden = x.shape
     experts, inner = gate_up.shape[0], gate_up.shape[1] // 2
@@ -199,7 +200,7 @@ def fused_experts(
         raise ValueError(f"weights {describe(weights)} and ids {describe(ids)} must be [T, top_k]")
     rows = tile_rows(tokens * top_k, experts) if tile is None or INTERPRETED else tile
     groups = align(ids.flatten(), experts, rows)
-    # `route` gives every row an expert, so that nothing needs to be filled with zeros first.
+    # `route` gives every row an expert, so every row is written.
     both = grouped_gemm(x, gate_up, groups, shared=top_k, bias=gate_up_bias, fill=False)
     adding = None if lora is None else AddedToExperts(lora, groups, tokens, top_k)
     if adding is not None:
@@ -215,27 +216,27 @@ def fused_experts(
 
 
 class AddedToExperts:
-    """The adapters' additions to a mixture's two products, before they are weighted."""
+    """The adapters' additions to a mixture's two products, before the experts are weighted."""
 
     def __init__(self, lora: MoeLoraMapping, groups: Groups, tokens: int, top_k: int) -> None:
         self._lora, self._groups, self._top_k = lora, groups, top_k
         self._owners = lora.slot_by_row(tokens)
 
     def up(self, y: Tensor, x: Tensor) -> Tensor:
-        """y [T * top_k, 2 I] of x [T, H], changed."""
+        """Add to y [T * top_k, 2 I] in place, for x [T, H]."""
         target, slots = self._lora.target("up"), self._lora.slots
         slots.add_experts(target, y, x, self._owners, self._groups, self._top_k)
         return y
 
     def down(self, y: Tensor, x: Tensor) -> Tensor:
-        """y [T * top_k, H] of x [T * top_k, I], changed."""
+        """Add to y [T * top_k, H] in place, for x [T * top_k, I]."""
         owners = self._owners[:, None].expand(-1, self._top_k).reshape(-1)
         self._lora.slots.add_experts(self._lora.target("down"), y, x, owners, self._groups)
         return y
 
 
 def add_up(parts: Tensor, dtype: torch.dtype, *, in_order: bool) -> Tensor:
-    """float32 [T, top_k, H] -> [T, H]; `in_order`: one after the other, whatever T is."""
+    """Sum float32 [T, top_k, H] to [T, H]; `in_order` adds one after the other, whatever T is."""
     if not in_order:
         return parts.sum(1).to(dtype)
     total = parts[:, 0].clone()

@@ -1,4 +1,4 @@
-"""Sorting rows by the matrix that they meet, each group padded to whole tiles."""
+"""Grouped products: rows are sorted by their matrix, and each group is padded to whole tiles."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ BLOCK = 64 if INTERPRETED else 1024
 
 @dataclass(frozen=True, slots=True)
 class Groups:
-    """Rows sorted by group, in tiles of `tile` rows that each have one group.
+    """Rows sorted by group, in tiles of `tile` rows of one group.
 
     Attributes:
-        order: int32 [max_tiles * tile]: indexes into the list of ids, `rows` where there is none.
-        group: int32 [max_tiles]: each tile's group; -1 for tiles that aren't needed.
+        order: int32 [max_tiles * tile], indices into the list of ids; `rows` for padding.
+        group: int32 [max_tiles], each tile's group; -1 for unused tiles.
         rows: length of the list of ids.
-        tile: rows of a tile.
+        tile: rows per tile.
     """
 
     order: Tensor
@@ -35,7 +35,7 @@ class Groups:
 
 @triton.jit(do_not_specialize=("rows",))
 def count_kernel(counts, ids, rows, BLOCK: tl.constexpr):
-    """Grid (groups,): how many ids are of each group."""
+    """Count the ids of each group. Grid (groups,)."""
     group = tl.program_id(0)
     hits = tl.zeros((BLOCK,), tl.int32)
     for start in tl.range(0, rows, BLOCK):
@@ -56,7 +56,9 @@ def order_kernel(
     TILE: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Grid (groups,): the indexes of a group's ids in ascending order, from its first tile on."""
+    """Write the indices of a group's ids in ascending order, from its first tile on. Grid
+    (groups,).
+    """
     group = tl.program_id(0)
     every = tl.arange(0, PADDED)
     sizes = tl.load(counts + every, mask=every < GROUPS, other=0)
@@ -75,10 +77,10 @@ def order_kernel(
 
 
 def align(ids: Tensor, groups: int, tile: int) -> Groups:
-    """Sort rows by group, stably; needs no word from the device.
+    """Sort rows by group, stably, without waiting for the device.
 
-    ids int32 [rows], each in [0, groups), or -1 for a row that belongs to none and is left out. As
-    many tiles are made as any ids could need.
+    ids int32 [rows], each in [0, groups), or -1 for a row without a group, which is left out. The
+    number of tiles suffices for any ids.
     """
     check_vector("ids", ids, len(ids), torch.int32)
     if groups < 1 or tile < 1:
@@ -99,7 +101,7 @@ def align(ids: Tensor, groups: int, tile: int) -> Groups:
 
 @dataclass(frozen=True, slots=True)
 class GemmTile:
-    """Columns of the result and of the sum that a program takes at once, and its schedule."""
+    """The columns and depth of a program's tile, and its schedule."""
 
     columns: int
     depth: int
@@ -107,7 +109,7 @@ class GemmTile:
     stages: int
 
 
-#: rows of a tile -> the rest, for 16-bit operands.
+#: Rows of a tile -> the rest, for 16-bit operands.
 TILES = {
     16: GemmTile(128, 128, 4, 4),
     64: GemmTile(128, 64, 4, 4),
@@ -116,7 +118,7 @@ TILES = {
 
 
 def tile_rows(rows: int, groups: int) -> int:
-    """Rows of a tile: few where groups are small, so that little of a tile is padding."""
+    """Return the rows per tile: few for small groups, so that little of a tile is padding."""
     if INTERPRETED:
         return 16
     rows_per_group = rows / max(1, groups)
@@ -149,9 +151,9 @@ def gemm_kernel(
     PRECISION: tl.constexpr,
     UPCAST: tl.constexpr,
 ):
-    """Grid (blocks of columns, tiles, SPLITS): out[i] = x[i // SHARED] W[group of i]^T.
+    """out[i] = x[i // SHARED] W[group of i]^T. Grid (blocks of columns, tiles, SPLITS).
 
-    With SPLITS each program sums a part of the depth, to out [SPLITS, rows, COLUMNS].
+    With SPLITS each program sums a part of the depth into out [SPLITS, rows, COLUMNS].
     """
     tile = tl.program_id(1)
     group = tl.load(group_of + tile).to(tl.int64)
@@ -212,13 +214,13 @@ def grouped_gemm(
     dtype: torch.dtype | None = None,
     fill: bool = True,
 ) -> Tensor:
-    """[rows, N]: (factor * x[i // shared] W[group of i]^T + bias of the group) * scales[i].
+    """Return (factor * x[i // shared] W[group of i]^T + bias of the group) * scales[i], [rows, N].
 
     x [rows / shared, K], rows may be strided; matrices [G, N, K] and bias [G, N] contiguous; scales
-    float32 [rows]. `add` adds to `out`, whose rows may be strided. Rows without a group are left as
-    they are: zeros where `out` isn't given, or anything without `fill`. With splits > 1, the parts
-    of the sum over K are added up in float32. The result has x's dtype unless `dtype` or `out` says
-    another.
+    float32 [rows]. `add` adds to `out`, whose rows may be strided. Rows without a group aren't
+    written: without `out` they are zeros, or undefined with `fill=False`. With splits > 1, the
+    parts of the sum over K are added in float32. The result has x's dtype unless `dtype` or `out`
+    specify another.
     """
     count, columns, depth = matrices.shape
     if x.dim() != 2 or x.shape[1] != depth or x.stride(1) != 1 or len(x) * shared != groups.rows:
@@ -237,7 +239,7 @@ def grouped_gemm(
         create = torch.zeros if fill else torch.empty
         out = create(shape, dtype=out_dtype, device=x.device)
     tile = TILES.get(groups.tile, TILES[16])
-    # More stages than 3 don't fit the small shared memory of 8.6, 8.9 and 12.0, nor 2 that of AMD.
+    # The small shared memory of 8.6, 8.9 and 12.0 has room for 3 stages, that of AMD for 2.
     target = target_of(x.device)
     max_stages = 2 if target.gfx else tile.stages if target.shared >= SHARED_8 else 3
     stages = min(max_stages, tile.stages)

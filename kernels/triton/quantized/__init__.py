@@ -1,4 +1,4 @@
-"""Products with weights in few bits: int8 and fp8 by quantised activations, int4 by unpacking."""
+"""Products with quantized weights: int8 and fp8 with quantized activations, int4 by unpacking."""
 
 from kernels.triton.quantized.linear import (
     Fp8Linear,

@@ -10,25 +10,27 @@ from torch import Tensor
 from kernels.triton.fp8 import encode_fp8, round_half_even
 from kernels.triton.launch import INTERPRETED, Target, launch
 
-# There a product is bound by the matrix units, which the library keeps busy with asynchronous
-# copies and warps of their own for them; few rows wait for the weights alone, and our kernel reads
-# those as fast.
+# With this many rows a product is limited by the matrix units, which the library keeps busy with
+# asynchronous copies and warp specialization. Fewer rows only wait for the weights, and our kernel
+# reads those as fast.
 
 MANY_ROWS = 256
-"""From so many on: a guess until it is measured.
+"""Minimum rows for the library's product: a guess until it is measured.
 
-A byte of the weights is multiplied 2 * rows times. Fewer rows than half of (products a second /
-bytes a second) wait for the weights, whoever multiplies: 206 on an H200, 281 on a B200, 295 on an
-H100, by their makers' figures. From there on the matrix units are what is short.
+Each byte of the weights takes 2 * rows operations. Below (operations per second) / (bytes per
+second) / 2 rows any kernel waits for the weights: 206 rows on an H200, 281 on a B200, 295 on an
+H100, by their makers' figures. Above that the matrix units are the limit.
 """
 CAPABILITIES = (90, 100, 103)
-"""What torch has products with a scale a row and a column for, times ten."""
+"""Compute capabilities, times ten, for which torch has products with a scale per row and per
+column.
+"""
 _MULTIPLE = 16
-"""Both sides of the weights must be multiples of it."""
+"""Both dimensions of the weights must be multiples of this."""
 
 
 def library_multiplies(rows: int, weight: Tensor, dtype: torch.dtype, target: Target) -> bool:
-    """Whether torch has the product of this many rows with `weight` [N, K], as `dtype`."""
+    """Return whether torch has the product of this many rows with `weight` [N, K], in `dtype`."""
     return (
         rows >= MANY_ROWS
         and target.capability in CAPABILITIES
@@ -43,8 +45,8 @@ def scaled_product(
 ) -> None:
     """out bfloat16 [M, N] = x weight^T, times x_scales [M] and scales [N], plus bias [N].
 
-    x uint8 [M, K] and weight uint8 [N, K] are bits of e4m3. Sums are kept in float32, as in our
-    kernel: the units' own of fewer bits would be faster.
+    x uint8 [M, K] and weight uint8 [N, K] are e4m3 bits. Sums are float32, as in our kernel; the
+    matrix units' own less precise sums would be faster.
     """
     torch._scaled_mm(
         x.view(torch.float8_e4m3fn),
@@ -68,7 +70,7 @@ def round_groups_kernel(
     out, scales, x, stride, width, GROUPS: tl.constexpr, GROUP: tl.constexpr,
     PADDED: tl.constexpr, AT_ONCE: tl.constexpr,
 ):  # fmt: skip
-    """Grid (rows, blocks of groups): int8 values and a float32 scale for each group of a row."""
+    """Round each group of a row to int8 with a float32 scale. Grid (rows, blocks of groups)."""
     row = tl.program_id(0).to(tl.int64)
     group = tl.program_id(1) * AT_ONCE + tl.arange(0, AT_ONCE)
     lanes = tl.arange(0, PADDED)
@@ -82,7 +84,7 @@ def round_groups_kernel(
     values = (values * inverse[:, None]).to(tl.float32)
     integers = round_half_even(tl.minimum(tl.maximum(values, -127.0), 127.0))
     tl.store(out + row * (GROUPS * GROUP) + columns, integers.to(tl.int8), mask=inside)
-    # A row that isn't finite must stay so: integers can't represent that.
+    # Rows that aren't finite must stay so, which integers can't represent.
     broken = tl.max((values != values).to(tl.int32), 1) > 0
     scale = tl.where(broken, float("nan"), scale)
     tl.store(scales + row * GROUPS + group, scale, mask=group < GROUPS)
@@ -90,7 +92,7 @@ def round_groups_kernel(
 
 @triton.jit
 def round_rows_kernel(out, scales, x, stride, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
-    """Grid (rows,): e4m3 bits, and a float32 scale for each row."""
+    """Round each row to e4m3 bits with a float32 scale. Grid (rows,)."""
     row = tl.program_id(0).to(tl.int64)
     lanes = tl.arange(0, BLOCK)
     largest = tl.zeros((BLOCK,), tl.float32)
@@ -126,7 +128,7 @@ def round_groups(x: Tensor, group: int) -> tuple[Tensor, Tensor]:
 
 
 def round_rows(x: Tensor) -> tuple[Tensor, Tensor]:
-    """x [M, K] -> bits uint8 [M, K] of e4m3 and float32 scales [M]."""
+    """x [M, K] -> e4m3 bits uint8 [M, K] and float32 scales [M]."""
     rows, width = x.shape
     out = torch.empty((rows, width), dtype=torch.uint8, device=x.device)
     scales = torch.empty(rows, dtype=torch.float32, device=x.device)

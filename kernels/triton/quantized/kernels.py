@@ -1,4 +1,4 @@
-"""The products themselves, a kernel a format."""
+"""The product kernels of the quantized formats."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ def rows_and_columns(
     order, group_of, rows, COLUMNS: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
     SHARED: tl.constexpr,
 ):  # fmt: skip
-    """(rows of the result, rows of x, columns, number of the matrix) of a program.
+    """Return a program's (rows of the result, rows of x, columns, index of the matrix).
 
-    SHARED is 0 where there is one matrix, on a grid (blocks,). Else rows are sorted by matrix, see
-    `Groups`; the grid is (blocks of columns, tiles), SHARED neighbours have one row of x, and a
-    tile that isn't needed has a negative matrix.
+    SHARED is 0 for a single matrix, on a grid (blocks,). Otherwise rows are sorted by matrix, see
+    `Groups`, SHARED consecutive rows have the same row of x, and the grid is (blocks of columns,
+    tiles); an unused tile has a negative matrix.
     """
     if SHARED == 0:
         row_block, column_block = block_of_program(tl.program_id(0), rows, COLUMNS, BM, BN)
@@ -39,7 +39,7 @@ def store_product(
     out, bias, row_scales, total, row, column, rows, matrix, COLUMNS: tl.constexpr,
     BIAS: tl.constexpr, SCALED: tl.constexpr,
 ):  # fmt: skip
-    """Write float32 [BM, BN] with the matrix's bias added, each row times its scale."""
+    """Write float32 [BM, BN] plus the matrix's bias, with rows multiplied by their scales."""
     if BIAS:
         added = tl.load(bias + matrix * COLUMNS + column, mask=column < COLUMNS, other=0.0)
         total += added.to(tl.float32)[None, :]
@@ -52,7 +52,7 @@ def store_product(
 
 @triton.jit
 def load_scales(scales, group, groups, column, COLUMNS: tl.constexpr):
-    """A group's scales for some columns, of [groups, COLUMNS]; 0 for what isn't there."""
+    """Load a group's scales of some columns from [groups, COLUMNS]; 0 outside."""
     return tl.load(
         scales + group * COLUMNS + column, mask=(column < COLUMNS) & (group < groups), other=0.0
     )
@@ -62,7 +62,7 @@ def load_scales(scales, group, groups, column, COLUMNS: tl.constexpr):
 def load_near_scales(
     scales, group, groups, column, COLUMNS: tl.constexpr, BN: tl.constexpr
 ):  # fmt: skip
-    """The same, but the last group's for those beyond it: most often without a mask."""
+    """Like `load_scales`, but groups past the end get the last one's, mostly without a mask."""
     pointers = scales + tl.minimum(group, groups - 1) * COLUMNS + column
     if COLUMNS % BN == 0:
         return tl.load(pointers)
@@ -77,11 +77,12 @@ def int8_product_kernel(
     BN: tl.constexpr, BK: tl.constexpr, BIAS: tl.constexpr, SHARED: tl.constexpr,
     SCALED: tl.constexpr,
 ):  # fmt: skip
-    """Integers are multiplied group by group, groups added up in float32.
+    """Multiply int8 group by group, and add up the groups in float32.
 
-    Grid of `rows_and_columns`. A group's product is exact and groups come in order, so that a row
-    is rounded the same in every batch. Scales are [GROUPS, COLUMNS], so that neighbours are read
-    together. After Xiao et al. 2023 ("SmoothQuant") and the scales by group of DeepSeek-V3 (2024).
+    Grid of `rows_and_columns`. A group's product is exact and groups are added in order, so that a
+    row is rounded equally in every batch. Scales are [GROUPS, COLUMNS], so that the scales of
+    adjacent columns are read together. After Xiao et al. 2023 ("SmoothQuant") and the scales by
+    group of DeepSeek-V3 (2024).
     """
     row, source, column, matrix = rows_and_columns(order, group_of, rows, COLUMNS, BM, BN, SHARED)
     if matrix < 0:
@@ -97,7 +98,7 @@ def int8_product_kernel(
     x_scale = tl.load(x_scale_rows, mask=row_mask, other=0.0)
     weight_scale = load_scales(scales, 0, GROUPS, column, COLUMNS)
     for group in tl.range(0, GROUPS):
-        # Scales come a turn ahead: Triton pipelines what products read, not what they meet after.
+        # Load scales one iteration ahead: Triton pipelines only the loads of a product's operands.
         next_x_scale = tl.load(
             x_scale_rows + group + 1, mask=row_mask & (group + 1 < GROUPS), other=0.0
         )
@@ -126,12 +127,12 @@ def int4_product_kernel(
     BN: tl.constexpr, AT_ONCE: tl.constexpr, SPREAD: tl.constexpr, BIAS: tl.constexpr,
     MINIMA: tl.constexpr, PRECISION: tl.constexpr, UPCAST: tl.constexpr,
 ):  # fmt: skip
-    """Grid (blocks,): weights of four bits become x's dtype on their way to the product.
+    """Multiply by four-bit weights, converted to x's dtype before the product. Grid (blocks,).
 
-    A byte holds the same place of two groups side by side: the low half of an even group, the high
-    half of the odd one after it. So halves needn't be interleaved, but meet their own columns of x.
-    SPREAD is GROUP, rounded up to a power of two; scales and minima are [groups, COLUMNS]. After
-    Frantar et al. 2024 ("MARLIN").
+    A byte contains the same position of two consecutive groups: the low half belongs to the even
+    group, the high half to the odd one. So the halves needn't be interleaved; each is multiplied by
+    its own columns of x. SPREAD is GROUP rounded up to a power of two; scales and minima are
+    [groups, COLUMNS]. After Frantar et al. 2024 ("MARLIN").
     """
     row_block, column_block = block_of_program(tl.program_id(0), rows, COLUMNS, BM, BN)
     row = row_block * BM + tl.arange(0, BM)
@@ -167,7 +168,7 @@ def int4_product_kernel(
                 x + row[:, None].to(tl.int64) * x_stride + depth_offsets[None, :],
                 mask=row_mask[:, None] & (good & (depth_offsets < width))[None, :], other=0.0,
             )  # fmt: skip
-            # Beyond the last group x is 0, and so must be what it meets.
+            # x is 0 beyond the last group, and the weights there must be, too.
             b = tl.where(column_mask[:, None] & good[None, :], values, 0.0)
             if UPCAST:
                 a = a.to(tl.float32)
@@ -197,8 +198,8 @@ _HALVES = """{
     fma.rn.TYPE $2, $2, one, less;
     fma.rn.TYPE $3, $3, one, less;
 }"""
-#: Four bytes -> their low halves and their high ones, less 8 or less nothing, exactly. Bits become
-#: the mantissa of a power of two whose last place is 1, by the byte that is put above them.
+#: Four bytes -> their low and high halves, minus 8 or 0, exactly. A byte put above the bits makes
+#: them the mantissa of a power of two whose last place is 1.
 _BF16 = {"TYPE": "bf16x2", "ONE": "0x3f803f80", "ABOVE": "0x43434343"}
 _F16 = {"TYPE": "f16x2", "ONE": "0x3c003c00", "ABOVE": "0x64646464"}
 HALVES_TO_BF16 = _halves(_HALVES, LESS="0xc300c300", **_BF16)
@@ -209,10 +210,10 @@ HALVES_TO_F16_LESS_8 = _halves(_HALVES, LESS="0xe408e408", **_F16)
 
 @triton.jit
 def unpack_int4(packed, like: tl.constexpr, LESS_8: tl.constexpr, ASSEMBLED: tl.constexpr):
-    """(low halves, high halves) of bytes, as `nibbles` gives them.
+    """Unpack bytes to (low halves, high halves), as `nibbles` does.
 
-    ASSEMBLED: by assembly, which the interpreter doesn't run; byte by byte the compiler takes twice
-    as many instructions.
+    With ASSEMBLED by assembly, which the interpreter can't run; the compiler's code takes twice as
+    many instructions.
     """
     if ASSEMBLED and like == tl.bfloat16:
         TO_BF16: tl.constexpr = HALVES_TO_BF16_LESS_8 if LESS_8 else HALVES_TO_BF16
@@ -234,10 +235,11 @@ def unpack_int4(packed, like: tl.constexpr, LESS_8: tl.constexpr, ASSEMBLED: tl.
 
 @triton.jit
 def nibbles(packed, HIGH: tl.constexpr, like: tl.constexpr, OFFSET: tl.constexpr):
-    """The low or high halves of bytes, less OFFSET, exactly, in the dtype `like`.
+    """Return the low or high halves of bytes minus OFFSET, exactly, in the dtype `like`.
 
-    Bits are put into the mantissa of a power of two whose last place is 1, which is taken off with
-    the offset: no conversion from integers (Kim et al. 2022, "Who Says Elephants Can't Run").
+    The bits become the mantissa of a power of two whose last place is 1, which is subtracted with
+    the offset. This avoids a conversion from integers (Kim et al. 2022, "Who Says Elephants Can't
+    Run").
     """
     if HIGH:
         bits = packed >> 4
@@ -255,17 +257,17 @@ def nibbles(packed, HIGH: tl.constexpr, like: tl.constexpr, OFFSET: tl.constexpr
 def reduce_splits(
     partial, arrived, total, row, column, rows, COLUMNS: tl.constexpr, SPLITS: tl.constexpr
 ):  # fmt: skip
-    """(the sum of all splits' [BM, BN], whether this program is the one that has it).
+    """Return (the sum of all splits' [BM, BN], whether this program has the sum).
 
-    That is the last to come: each leaves its own in `partial`, float32 [SPLITS, rows, COLUMNS], and
-    counts itself in `arrived`, which is 0 again afterwards. They're added up in their order, so
-    that the sum doesn't depend on who was last.
+    Each program writes its own part to `partial`, float32 [SPLITS, rows, COLUMNS], and counts
+    itself in `arrived`. The last one to arrive adds up the parts, in the order of splits, so that
+    the sum doesn't depend on which program was last, and resets `arrived` to 0.
     """
     offsets = row[:, None].to(tl.int64) * COLUMNS + column[None, :]
     inside = (row < rows)[:, None] & (column < COLUMNS)[None, :]
     split_stride = rows.to(tl.int64) * COLUMNS
     tl.store(partial + tl.program_id(1) * split_stride + offsets, total, mask=inside)
-    # All of the program's values are there before it is counted.
+    # All values of this program must be written before it is counted.
     tl.debug_barrier()
     last = tl.atomic_add(arrived + tl.program_id(0), 1) == SPLITS - 1
     total = tl.zeros_like(total)
@@ -290,13 +292,13 @@ def int4_few_rows_kernel(
     SCALED: tl.constexpr, MINIMA: tl.constexpr, PRECISION: tl.constexpr, UPCAST: tl.constexpr,
     SPLITS: tl.constexpr, UNPADDED: tl.constexpr, ASSEMBLED: tl.constexpr,
 ):  # fmt: skip
-    """As `int4_product_kernel`, for so few rows that unpacking the weights is most of the work.
+    """Like `int4_product_kernel`, for so few rows that unpacking the weights is most of the work.
 
-    Grid of `rows_and_columns`; of one matrix (blocks, SPLITS): the depth is split where there are
-    fewer blocks than the GPU has room for, and the last program of a block adds up. Weights go from
-    shared memory to registers as the products take them, unpacked there by bits; each group's
-    product is scaled as a whole, in float32, so that no weight is. BK is GROUP, rounded up to a
-    power of two. After Frantar et al. 2024 ("MARLIN").
+    Grid of `rows_and_columns`; (blocks, SPLITS) for a single matrix. Its depth is split if there
+    are fewer blocks than the GPU has room for, and the last program of a block adds up the parts.
+    The weights are unpacked in registers by bit operations. Each group's product is scaled as a
+    whole, in float32, instead of each weight. BK is GROUP rounded up to a power of two. After
+    Frantar et al. 2024 ("MARLIN").
     """
     row, source, column, matrix = rows_and_columns(order, group_of, rows, COLUMNS, BM, BN, SHARED)
     if matrix < 0:
@@ -318,7 +320,7 @@ def int4_few_rows_kernel(
     low = load_near_scales(scales, 2 * begin, 2 * PAIRS, column, COLUMNS, BN)
     high = load_near_scales(scales, 2 * begin + 1, 2 * PAIRS, column, COLUMNS, BN)
     for pair in tl.range(begin, end, loop_unroll_factor=2):
-        # Scales come a turn ahead: Triton pipelines what products read, not what they meet after.
+        # Load scales one iteration ahead: Triton pipelines only the loads of a product's operands.
         next_low = load_near_scales(scales, 2 * pair + 2, 2 * PAIRS, column, COLUMNS, BN)
         next_high = load_near_scales(scales, 2 * pair + 3, 2 * PAIRS, column, COLUMNS, BN)
         if BK == GROUP and COLUMNS % BN == 0:
@@ -362,7 +364,7 @@ def int4_few_rows_kernel(
 
 @triton.jit
 def repeat_values(x, BN: tl.constexpr, AT_ONCE: tl.constexpr, SPREAD: tl.constexpr):
-    """[BN, AT_ONCE] -> float32 [BN, AT_ONCE * SPREAD], each value SPREAD times."""
+    """Repeat each value SPREAD times: [BN, AT_ONCE] -> float32 [BN, AT_ONCE * SPREAD]."""
     wide = tl.broadcast_to(x.to(tl.float32)[:, :, None], (BN, AT_ONCE, SPREAD))
     return tl.reshape(wide, (BN, AT_ONCE * SPREAD))
 
@@ -375,10 +377,11 @@ def fp8_product_kernel(
     NATIVE: tl.constexpr, PTX: tl.constexpr, PRECISION: tl.constexpr, UPCAST: tl.constexpr,
     SHARED: tl.constexpr, SCALED: tl.constexpr,
 ):  # fmt: skip
-    """e4m3 weights, a scale a column; x is e4m3 too with EIGHT, a scale a row.
+    """Multiply by e4m3 weights with a scale per column; with EIGHT x is e4m3, too, with a scale per
+    row.
 
-    With a GROUP, a multiple of BK, weights have a scale for each column and so much of the depth:
-    [groups, COLUMNS]; each block of the depth is scaled as a whole (DeepSeek-AI 2024,
+    With a GROUP, a multiple of BK, weights have a scale for each column and each GROUP of the
+    depth, [groups, COLUMNS]; each block of the depth is scaled as a whole (DeepSeek-AI 2024,
     "DeepSeek-V3"). Grid of `rows_and_columns`. Micikevicius et al. 2022, "FP8 formats for deep
     learning".
     """
@@ -413,13 +416,14 @@ def fp8_product_kernel(
             else:
                 b = decode_fp8(b, 1).to(a.dtype)
         if GROUP:
-            # Scales come a turn ahead: Triton pipelines what products read, not what they meet.
+            # Load scales one iteration ahead: Triton pipelines only the loads of operands.
             next_weight_scale = load_scales(scales, (start + BK) // GROUP, GROUPS, column, COLUMNS)
             product = tl.dot(a, b, input_precision=PRECISION)
             total += product * weight_scale[None, :]
             weight_scale = next_weight_scale
         elif NATIVE:
-            # Hopper's units keep few bits of a sum: each block of the depth goes to float32.
+            # Hopper's matrix units sum with few bits, so each block of the depth is added in
+            # float32.
             total = tl.dot(a, b, total, max_num_imprecise_acc=BK)
         else:
             total = tl.dot(a, b, total, input_precision=PRECISION)

@@ -1,4 +1,4 @@
-"""Linear layers with weights in few bits, kept as small on the GPU as they are."""
+"""Linear layers whose weights stay quantized in GPU memory."""
 
 from __future__ import annotations
 
@@ -41,20 +41,20 @@ from kernels.triton.quantized.tile_sizes import (
 
 FP8_DEPTH = 32 if INTERPRETED else 128
 INT4_BYTES = 32 if INTERPRETED else 64
-"""Bytes of a row of four-bit weights that are unpacked at once, at least a group."""
+"""Bytes of a row of four-bit weights that are unpacked together, at least a group."""
 FEW_ROWS = 16
-"""Up to so many, unpacking four-bit weights is most of a product's work."""
+"""Maximum rows for which unpacking four-bit weights is most of a product's work."""
 _FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 
 
 @dataclass(frozen=True, slots=True)
 class SortedRows:
-    """Rows that meet one of several matrices each.
+    """Rows that are multiplied by one of several matrices each.
 
     Attributes:
-        groups: the rows by matrix.
-        shared: so many neighbours have one row of x.
-        scales: float32, what each row's result is multiplied by; None: 1.
+        groups: the rows sorted by matrix.
+        shared: number of consecutive rows with the same row of x.
+        scales: float32 factors of the rows' results; None for 1.
     """
 
     groups: Groups
@@ -63,23 +63,27 @@ class SortedRows:
 
 
 class QuantisedLinear(LinearLayer):
-    """What the formats have in common.
+    """A linear layer of a quantized format.
 
-    `rows` needs no check that ids are there: it can't be made without waiting for a GPU.
+    `rows` doesn't check ids, since that would wait for the GPU.
     """
 
     bias: Tensor | None
     packed_tensors: tuple[str, ...]
-    """Attributes that are its tensors, or None."""
+    """Names of the attributes that are its tensors or None."""
     narrows_tile: bool = False
-    """Few columns are cut up finer; else a product of few splits its depth."""
+    """Whether layers with few columns get narrower tiles; otherwise products of few rows split the
+    depth.
+    """
     fixed_tile: int = 0
-    """Cut every product up as one of so many rows; 0: by its own."""
+    """The number of rows for which tiles are chosen; 0 for the actual number."""
     order: Tensor | None = None
-    """int64 [K]: which value of x each column of the weights meets; None: x's own order."""
+    """int64 [K], the index of the value of x for each column of the weights; None for x's own
+    order.
+    """
 
     def sort_inputs(self, order: Tensor) -> None:
-        """Have column i of the weights meet value order[i] of x."""
+        """Multiply column i of the weights by value order[i] of x."""
         self.order = order
         self.nbytes += order.nbytes
 
@@ -103,7 +107,9 @@ class QuantisedLinear(LinearLayer):
         return out
 
     def sorted_product(self, x: Tensor, by: SortedRows, dtype: torch.dtype) -> Tensor:
-        """[rows of `by`, N] of rows that each belong to a matrix, of tensors [matrices, ...]."""
+        """Return [rows of `by`, N] for rows with one matrix each; this layer's tensors are
+        [matrices, ...].
+        """
         if x.dim() != 2 or x.shape[1] != self.in_features or x.dtype not in _FLOATS:
             raise ValueError(f"x {describe(x)} doesn't go with {self.in_features} columns")
         if len(x) * by.shared != by.groups.rows:
@@ -113,21 +119,21 @@ class QuantisedLinear(LinearLayer):
         return out
 
     def rows(self, ids: Tensor) -> Tensor:
-        # Of rows that are padded to whole groups only a part is wanted.
+        # Rows that are padded to whole groups are cut to K columns.
         return restore_column_order(self._rows(ids), self.order).contiguous()
 
     @abstractmethod
     def _rows(self, ids: Tensor) -> Tensor:
-        """The same in the weights' own order of columns."""
+        """Return rows in the weights' own order of columns."""
 
     @abstractmethod
     def _multiply(self, x: Tensor, out: Tensor, by: SortedRows | None) -> None:
-        """Write the product of x's rows, which are dense, to `out`."""
+        """Write the product of x, whose rows are contiguous, to `out`."""
 
     def _cut(
         self, rows: int, by: SortedRows | None, device: torch.device
     ) -> tuple[ProductTile, tuple[int, ...]]:
-        """The tile, and the grid of `rows_and_columns`."""
+        """Return the tile, and the grid of `rows_and_columns`."""
         if by is not None:
             tile = self._fitted(product_tile(by.groups.tile), by.groups.tile, None)
             return tile, (triton.cdiv(self.out_features, tile.columns), len(by.groups.group))
@@ -137,7 +143,7 @@ class QuantisedLinear(LinearLayer):
         return tile, (blocks,)
 
     def _fitted(self, tile: ProductTile, rows: int, target: Target | None) -> ProductTile:
-        """The tile by how the matrix is laid out; `target`: of one matrix's product."""
+        """Adapt the tile to the layer; `target` is None for sorted rows."""
         if target is None or not self.narrows_tile:
             return tile
         return narrowed(tile, target, self.out_features)
@@ -154,8 +160,9 @@ def _forms(by: SortedRows | None) -> dict[str, Any]:
 
 
 class Int8Linear(QuantisedLinear):
-    """Weights and activations in int8: a float16 scale for a group of weights, and a scale that
-    each step finds for a group of a row's activations."""
+    """A layer with int8 weights and activations: weights have a float16 scale per group, and each
+    step computes a scale for each group of a row's activations.
+    """
 
     packed_tensors = ("values", "scales", "bias")
     narrows_tile = True
@@ -185,7 +192,9 @@ class Int8Linear(QuantisedLinear):
 
 
 class Int4Linear(QuantisedLinear):
-    """Weights in four bits, two a byte, a float16 scale for a group; activations as they are."""
+    """A layer with four-bit weights, two per byte, and a float16 scale per group; activations
+    aren't rounded.
+    """
 
     packed_tensors = ("packed", "scales", "minima", "bias")
 
@@ -204,7 +213,7 @@ class Int4Linear(QuantisedLinear):
         self.nbytes = sum(part.nbytes for part in parts if part is not None)
 
     def _fitted(self, tile: ProductTile, rows: int, target: Target | None) -> ProductTile:
-        """As `QuantisedLinear`; rows of experts come in tiles of this size."""
+        """See `QuantisedLinear`; the tiles of experts have the given number of rows."""
         fitted = four_bit_tile(tile, rows)
         return fitted if target is not None else replace(fitted, rows=tile.rows)
 
@@ -255,15 +264,15 @@ class Int4Linear(QuantisedLinear):
 
 
 class Fp8Linear(QuantisedLinear):
-    """Weights in e4m3 with a scale a row of them, or for a group of a row; activations too, a scale
-    a token that each step finds, where the device multiplies e4m3 (from 8.9 on): elsewhere they
-    stay as they are.
+    """A layer with e4m3 weights and a scale per row, or per group of a row. On devices that
+    multiply e4m3 (from 8.9 on) activations are rounded to e4m3, too, with a scale per token
+    computed in each step.
     """
 
     packed_tensors = ("bits", "scales", "bias")
     narrows_tile = True
     by_library: bool = True
-    """Many rows are multiplied by the vendor's library, where it has such a product."""
+    """Whether to multiply many rows by the vendor's library, if it has such a product."""
 
     def __init__(self, bits: Tensor, scales: Tensor, bias: Tensor | None, group: int = 0) -> None:
         """`scales` float32 [N]; with a `group`, a power of two, [ceil(K / group), N]."""
@@ -300,7 +309,9 @@ class Fp8Linear(QuantisedLinear):
         )  # fmt: skip
 
     def _fitted(self, tile: ProductTile, rows: int, target: Target | None) -> ProductTile:
-        """Sums of a group lie beside those of all: on 10.0 they don't fit the registers."""
+        """Narrow the tile for groups on 10.0, where a group's sums don't fit the registers beside
+        the total.
+        """
         crowded = target is not None and target.capability >= 100
         if crowded and self.group and tile.columns == 128:
             tile = replace(tile, columns=64)
@@ -319,7 +330,7 @@ def _precision(x: Tensor) -> str:
 
 
 def fp8_weights(weight: Tensor) -> tuple[Tensor, Tensor]:
-    """weight [N, K] -> bits uint8 [N, K] of e4m3 and float32 scales [N]."""
+    """weight [N, K] -> e4m3 bits uint8 [N, K] and float32 scales [N]."""
     wide = weight.float()
     scales = wide.abs().amax(1) / E4M3_MAX
     inverse = torch.where(scales > 0, 1 / scales, 0.0)
@@ -329,7 +340,7 @@ def fp8_weights(weight: Tensor) -> tuple[Tensor, Tensor]:
 def quantised_linear(
     slices: Iterable[Tensor], bias: Tensor | None, quantization: str, group: int
 ) -> QuantisedLinear:
-    """The layer of a weight whose rows come in pieces, on the device, where each is rounded.
+    """Quantize a weight whose rows come in slices, on the device, and return its layer.
 
     `group` is for "int8" and "int4"; "fp8" has none.
     """
@@ -348,10 +359,10 @@ def quantised_linear(
 
 
 def coded_linear(bits: Tensor, scales: Tensor, bias: Tensor | None, group: int) -> Fp8Linear:
-    """The layer of e4m3 uint8 [N, K] with a scale for each `group` of a row: [N, groups].
+    """Return the layer of e4m3 uint8 [N, K] with a scale per `group` of a row, [N, groups].
 
-    Where all of a row have one, as those of most checkpoints do, it is kept once. A scale is NaN
-    where one of its weights is, which kernels needn't look for then.
+    If all groups of each row have the same scale, as in most checkpoints, it is stored once. The
+    scale of NaN weights becomes NaN, so that kernels needn't detect them.
     """
     broken = torch.nn.functional.pad((bits & 0x7F) == 0x7F, (0, -bits.shape[1] % group))
     broken = broken.view(*scales.shape, group).any(2)

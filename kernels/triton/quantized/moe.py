@@ -1,7 +1,6 @@
-"""A mixture of experts whose layers are in few bits, in two grouped products.
+"""A mixture of experts with quantized layers, as two grouped products.
 
-As `group_traffic.fused_experts` for weights of floats: nothing waits for the device, so that a
-step can
+Like `group_traffic.fused_experts` for float weights, it doesn't wait for the device, so a step can
 be recorded in a CUDA graph.
 """
 
@@ -28,7 +27,7 @@ MAX_ROWS = 64
 
 
 def stackable(layers: Sequence[LinearLayer]) -> bool:
-    """Whether the layers are of one format, of tensors alike; each with inputs in x's own order."""
+    """Return whether the layers share a format and shapes, and none reorders its inputs."""
 
     def form(layer: QuantisedLinear) -> object:
         tensors = {name: (part.shape, part.dtype) for name, part in layer.tensors().items()}
@@ -41,7 +40,7 @@ def stackable(layers: Sequence[LinearLayer]) -> bool:
 
 
 class StackedLinear:
-    """The same layer of all experts, one format's tensors over each other."""
+    """One layer of all experts, with the tensors of its format stacked."""
 
     def __init__(self, layers: Sequence[LinearLayer]) -> None:
         self._stacked = copy.copy(cast(QuantisedLinear, layers[0]))
@@ -54,23 +53,23 @@ class StackedLinear:
             setattr(self._stacked, name, stacked)
 
     def tensors(self) -> dict[str, Tensor]:
-        """[experts, ...] of each tensor of a layer."""
+        """Return the layer's tensors, [experts, ...] each."""
         return self._stacked.tensors()
 
     def __call__(self, x: Tensor, by: SortedRows, dtype: torch.dtype) -> Tensor:
-        """[rows of `by`, N]; each row belongs to an expert."""
+        """Return [rows of `by`, N]; each row belongs to an expert."""
         return self._stacked.sorted_product(x, by, dtype)
 
 
 class GroupedExperts(MixtureOfExperts):
-    """`ExpertLayers` of one format in few bits.
+    """`ExpertLayers` of one quantized format.
 
     Args:
-        tile: products have so many rows a tile, and sums one order, whatever T is; None: by T.
+        tile: fixes the rows per tile and the order of sums for any T; None chooses by T.
     """
 
     def __init__(self, ops: GatedKernels, experts: ExpertLayers, tile: int | None = None) -> None:
-        """Raises ValueError for what doesn't fit together; see `stackable`."""
+        """Raises ValueError for inconsistent layers; see `stackable`."""
         check_experts(experts)
         self._router, self._top_k = experts.router, experts.top_k
         self._choice: dict[str, Any] = {
@@ -151,7 +150,7 @@ class GroupedExperts(MixtureOfExperts):
 def grouped_experts(
     ops: GatedKernels, experts: ExpertLayers, tile: int | None = None
 ) -> MixtureOfExperts | None:
-    """The experts in grouped products; None where they aren't of one format in few bits."""
+    """Return the experts as grouped products; None unless they share a quantized format."""
     if not experts.gate_up or len(experts.gate_up) > MAX_EXPERTS:
         return None
     if not (stackable(experts.gate_up) and stackable(experts.down)):

@@ -1,4 +1,4 @@
-"""Tile sizes of the quantised products by number of rows: a table, not a search."""
+"""Tile sizes of the quantized products by number of rows: a table, not a search."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from kernels.triton.launch import INTERPRETED, Target
 
 @dataclass(frozen=True, slots=True)
 class ProductTile:
-    """Rows and columns of the result that a program makes, and its schedule."""
+    """Rows and columns of a program's part of the result, and its schedule."""
 
     rows: int
     columns: int
@@ -23,59 +23,60 @@ class ProductTile:
     stages: int
 
 
-#: Up to so many rows -> tile. A decode step waits for the weights: narrow tiles give every
-#: processor some columns, and keep many loads under way.
+#: Maximum rows -> tile. A decode step waits for the weights: narrow tiles give every processor some
+#: columns, and allow many loads at a time.
 TABLE = {
     16: ProductTile(16, 32, 4, 5),
     64: ProductTile(64, 64, 4, 4),
     1 << 62: ProductTile(128, 128, 8, 3),
 }
 FOUR_BITS = {8: ProductTile(8, 64, 2, 5), 16: ProductTile(16, 64, 2, 5)}
-"""The same of weights in four bits, for few rows: unpacked once for all rows, by as few threads as
-have the registers for it."""
+"""The same for few rows with four-bit weights: a tile unpacks its weights once for all rows, with
+as few threads as have enough registers.
+"""
 SMALL = ProductTile(16, 16, 1, 1)
-"""In the interpreter."""
+"""The tile of the interpreter."""
 
 
 NARROW = ProductTile(16, 16, 2, 8)
-"""For few rows of a layer that has few columns."""
+"""The tile for few rows of a layer with few columns."""
 
 
 def narrowed(tile: ProductTile, target: Target, columns: int) -> ProductTile:
-    """The tile for rows of one matrix with so many columns: NARROW, where there would be less than
-    two programs for each processor.
+    """Return the tile for a single matrix with this many columns: NARROW if there would be fewer
+    than two programs per processor.
 
-    One alone leaves it waiting for memory; and columns that are cut in another way, unlike a depth
-    that is split, change no bit of the result.
+    A single program leaves its processor waiting for memory. Dividing the columns differently
+    doesn't change the result's bits, but splitting the depth would.
     """
     few = tile == TABLE[16] and triton.cdiv(columns, tile.columns) < 2 * target.processors
     return NARROW if few else tile
 
 
 def product_tile(rows: int) -> ProductTile:
-    """The tile for this many rows."""
+    """Return the tile for this many rows."""
     if INTERPRETED:
         return SMALL
     return next(tile for max_rows, tile in TABLE.items() if rows <= max_rows)
 
 
 def four_bit_tile(tile: ProductTile, rows: int) -> ProductTile:
-    """The tile of weights in four bits, of so many rows, where others have `tile`."""
+    """Return four-bit weights' tile for this many rows; `tile` is that of other formats."""
     if INTERPRETED:
         return tile
     return next((few for max_rows, few in FOUR_BITS.items() if rows <= max_rows), tile)
 
 
 MAX_BLOCKS = 1024
-"""Blocks of a product whose depth is split, at most: more fill any GPU."""
+"""Maximum blocks of a product with split depth: more than this fill any GPU."""
 MIN_PAIRS = 1 if INTERPRETED else 8
-"""Pairs of groups of a split, at least."""
+"""Minimum pairs of groups in a split."""
 
 
 def depth_splits(target: Target, blocks: int, pairs: int) -> int:
-    """Into how many parts the depth of a product of few rows goes: 1, 2, 4 or 8.
+    """Return the number of parts of the depth for a product of few rows: 1, 2, 4 or 8.
 
-    So many that each processor has six programs of two warps: fewer leave it waiting for memory.
+    Each processor should have six programs of two warps: fewer leave it waiting for memory.
     """
     splits = 1
     while (
@@ -89,14 +90,17 @@ def depth_splits(target: Target, blocks: int, pairs: int) -> int:
 
 @functools.cache
 def counters(device: torch.device) -> Tensor:
-    """Zeros that programs count themselves in, and leave as zeros: products of a device come one
-    after the other."""
+    """Return zeros in which programs count themselves, and which they reset. A device's products
+    share them, since they run one after the other.
+    """
     return torch.zeros(MAX_BLOCKS, dtype=torch.int32, device=device)
 
 
 @triton.jit
 def block_of_program(pid, rows, COLUMNS: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr):
-    """(block of rows, block of columns) of a program, so that neighbours share what they read."""
+    """Return a program's (block of rows, block of columns), such that adjacent programs share
+    inputs.
+    """
     row_blocks = tl.cdiv(rows, BM)
     column_blocks: tl.constexpr = (COLUMNS + BN - 1) // BN
     band = pid // (8 * column_blocks)

@@ -1,4 +1,4 @@
-"""Choosing tokens in Triton: edits of logits, penalties, filters, draws, log probabilities."""
+"""Sampling in Triton: edits of logits, penalties, filters, draws and log probabilities."""
 
 from kernels.logit_edits import LogitEdits
 from kernels.triton.sampling import logit_edits

@@ -1,4 +1,4 @@
-"""Sampling among the few largest logits of a row, where those are all that its filters leave."""
+"""Sampling among the few largest logits of a row, for filters that leave no others."""
 
 from __future__ import annotations
 
@@ -8,28 +8,28 @@ import triton.language as tl
 
 @triton.jit
 def ordered_keys(x):
-    """float32 -> int32 that orders as the floats do; -0 equals 0."""
+    """Convert float32 to int32 keys with the same order; -0 equals 0."""
     bits = (x + 0.0).to(tl.int32, bitcast=True)
     return bits ^ ((bits >> 31) & 0x7FFFFFFF)
 
 
 @triton.jit
 def floats_of(keys):
-    """The inverse of `ordered_keys`."""
+    """Convert `ordered_keys` back to floats."""
     return (keys ^ ((keys >> 31) & 0x7FFFFFFF)).to(tl.float32, bitcast=True)
 
 
 @triton.jit
 def weigh(x, top, inverse):
-    """exp((x - top) / temperature); `inverse` is log2(e) / temperature."""
+    """Return exp((x - top) / temperature); `inverse` is log2(e) / temperature."""
     return tl.exp2((x - top) * inverse)
 
 
-#: In the place of a threshold: the row's token is chosen.
+#: Stored instead of a threshold once the row's token is chosen.
 SETTLED = tl.constexpr(2147483647)
-#: log2(e): a weight is a power of two.
+#: log2(e): weights are powers of two.
 LOG2E = tl.constexpr(1.4426950408889634)
-#: A weight under 2^-149 of the largest is none in float32.
+#: float32 weights vanish this many temperatures below the largest logit: exp(-104) < 2^-149.
 UNDERFLOW = tl.constexpr(104.0)
 
 
@@ -38,11 +38,11 @@ def scan_kernel(
     floats, ints, logits, temperature, VOCAB: tl.constexpr, CHUNK: tl.constexpr,
     CHUNKS: tl.constexpr, GROUPS: tl.constexpr,
 ):  # fmt: skip
-    """Grid (CHUNKS, rows): the only read of all of the logits.
+    """Scan all logits, once. Grid (CHUNKS, rows).
 
-    Writes of each chunk its top (NaN where one of its logits is), the weight of all of it beside
-    that, the lowest id of the top, and the top of each of GROUPS interleaved groups of its logits.
-    Without temperatures, where the greatest is all that is wanted, neither weight nor groups.
+    Writes for each chunk its maximum (NaN if it contains NaN), the sum of weights relative to that,
+    the lowest id of the maximum, and the maxima of GROUPS interleaved groups of its logits. Without
+    temperatures, for argmax, it writes neither weights nor groups.
     """
     chunk = tl.program_id(0)
     row = tl.program_id(1).to(tl.int64)
@@ -58,7 +58,7 @@ def scan_kernel(
     if temperature is not None:
         heat = tl.load(temperature + row)
         inverse = LOG2E / tl.where(heat > 0, heat, 1.0)
-        # Above -inf, so that a chunk of nothing but that weighs nothing.
+        # The finite limit gives a chunk of nothing but -inf a weight of 0.
         mass = tl.sum(weigh(x, tl.maximum(top, -3.0e38), inverse), 0)
         tl.store(floats + CHUNKS + chunk, mass)
         tops = tl.max(tl.reshape(x, (CHUNK // GROUPS, GROUPS)), 0)
@@ -70,7 +70,9 @@ def first_kernel(
     out, floats, ints, VOCAB: tl.constexpr, CHUNKS: tl.constexpr, GROUPS: tl.constexpr,
     PADDED: tl.constexpr,
 ):  # fmt: skip
-    """Grid (rows,): the lowest id of a row's top; -1 where one of its logits is broken."""
+    """Write the lowest id of a row's maximum; -1 if that isn't finite or a logit is NaN. Grid
+    (rows,).
+    """
     index = tl.program_id(0).to(tl.int64)
     chunk = tl.arange(0, PADDED)
     floats += index * (CHUNKS * (2 + GROUPS))
@@ -86,23 +88,26 @@ def first_kernel(
 
 @triton.jit
 def row_sums(floats, inverse, CHUNKS: tl.constexpr, PADDED: tl.constexpr):
-    """(tops [PADDED], float64 weights [PADDED] of chunks beside the row's top, that top, whether
-    all logits are numbers); `floats` is the row's."""
+    """Return (the chunks' maxima [PADDED], their float64 weights [PADDED] relative to the row's
+    maximum, that maximum, whether no logit is NaN); `floats` is the row's.
+    """
     chunk = tl.arange(0, PADDED)
     tops = tl.load(floats + chunk, mask=chunk < CHUNKS, other=float("-inf"))
     masses = tl.load(floats + CHUNKS + chunk, mask=chunk < CHUNKS, other=0.0)
     is_finite = tl.sum((tops != tops).to(tl.int32), 0) == 0
     top = tl.max(tl.where(tops != tops, float("-inf"), tops), 0)
-    # Chunks of nothing have a weight of 0, and a top from which nothing can be taken off.
+    # Chunks without a finite logit have weight 0; -inf - -inf would be NaN.
     weights = tl.where(masses > 0, masses * weigh(tops, top, inverse), 0.0)
     return tops, weights.to(tl.float64), top, is_finite
 
 
 @triton.jit
 def threshold(maxima, top, inverse, min_count, min_mass, ALL: tl.constexpr, PADDED: tl.constexpr):
-    """The largest key that so many of the groups' tops reach, or as much weight of them.
+    """Return the largest key reached by `min_count` of the group maxima, or by `min_mass` of their
+    weight.
 
-    So many logits are at or above it for certain, and seldom many more, being spread over groups.
+    At least as many logits are at or above it, and rarely many more, since they are spread over
+    groups.
     """
     index = tl.arange(0, PADDED)
     x = tl.load(maxima + index, mask=index < ALL, other=float("-inf"))
@@ -123,10 +128,10 @@ def threshold(maxima, top, inverse, min_count, min_mass, ALL: tl.constexpr, PADD
 
 @triton.jit
 def lowest_key(top, heat, min_p):
-    """The key of the smallest logit that min-p leaves, or that weighs anything."""
+    """Return the key of the smallest logit that min-p keeps and whose weight isn't 0."""
     floor = top - heat * UNDERFLOW
     if min_p > 0:
-        # min-p in logits: within temperature * log(1 / min_p) of the top.
+        # min-p keeps logits within temperature * log(1 / min_p) of the top.
         floor = tl.maximum(floor, (top + heat * tl.log(min_p)).to(tl.float32))
     return ordered_keys(tl.maximum(floor, -3.4028234663852886e38))
 
@@ -136,10 +141,10 @@ def draw_in_chunks(
     row, key, ties, weights, top, inverse, uniform, VOCAB: tl.constexpr, CHUNK: tl.constexpr,
     PADDED: tl.constexpr,
 ):  # fmt: skip
-    """A token by the weights of those that are kept: the chunk by its weight, then one within that.
+    """Draw a token by weight among those that are kept: first a chunk, then a token in it.
 
-    Kept are the logits above `key`, and the first on it by id: `ties` [PADDED] of each chunk. Of
-    them each chunk has float64 `weights` [PADDED].
+    The kept logits are those above `key` and the first ones equal to it by id, `ties` [PADDED] of
+    each chunk. `weights` float64 [PADDED] are the sums of their weights by chunk.
     """
     chunk = tl.arange(0, PADDED)
     sums = tl.cumsum(weights, 0)
@@ -157,7 +162,7 @@ def draw_in_chunks(
     allowed = (keys > key) | (on & (rank <= tl.sum(tl.where(chunk == chosen, ties, 0), 0)))
     allowed_weights = tl.where(allowed, weigh(x, top, inverse), 0.0)
     summed = preceding_weight + tl.cumsum(allowed_weights.to(tl.float64), 0)
-    # Rounding may leave the target beyond all of them: then the last with a weight is taken.
+    # If rounding puts the target beyond all of them, take the last one with a weight.
     final = tl.max(tl.where(allowed_weights > 0, ids, 0), 0)
     token = tl.min(tl.where((allowed_weights > 0) & (summed > target), ids, VOCAB), 0)
     return tl.where(token < VOCAB, token, final)
@@ -169,10 +174,10 @@ def select_kernel(
     VOCAB: tl.constexpr, CHUNK: tl.constexpr, CHUNKS: tl.constexpr, GROUPS: tl.constexpr,
     PADDED: tl.constexpr, ENOUGH: tl.constexpr,
 ):  # fmt: skip
-    """Grid (rows,): the token of rows that are broken, greedy or unfiltered.
+    """Choose the token of rows that are broken, greedy or unfiltered. Grid (rows,).
 
-    For the others a threshold at or above which the filters' borders lie, if it can be told: that
-    of the ENOUGH largest logits, or of as many as top-k or top-p need.
+    Other rows get a threshold: that of the ENOUGH largest logits, or of as many as top-k or top-p
+    need. Unless ENOUGH are too few, the filters' borders lie at or above it.
     """
     index = tl.program_id(0).to(tl.int64)
     floats += index * (CHUNKS * (2 + GROUPS))
@@ -217,10 +222,10 @@ def gather_kernel(
     candidates, floats, ints, logits, VOCAB: tl.constexpr, CHUNK: tl.constexpr,
     CHUNKS: tl.constexpr, GROUPS: tl.constexpr, MAX_CANDIDATES: tl.constexpr,
 ):  # fmt: skip
-    """Grid (CHUNKS, rows): collect (key, id) of the logits at or above the row's threshold.
+    """Collect (key, id) of the logits at or above the row's threshold. Grid (CHUNKS, rows).
 
-    Chunks whose top is below it aren't read. They come in any order, and are sorted afterwards;
-    those beyond MAX_CANDIDATES are counted alone.
+    Chunks whose maximum is below it aren't read. The candidates are unordered; those beyond
+    MAX_CANDIDATES are only counted.
     """
     chunk = tl.program_id(0)
     row = tl.program_id(1).to(tl.int64)
@@ -246,9 +251,9 @@ def choose_kernel(
     out, candidates, floats, ints, temperature, top_k, top_p, min_p, uniforms, VOCAB: tl.constexpr,
     CHUNKS: tl.constexpr, GROUPS: tl.constexpr, PADDED: tl.constexpr, MAX_CANDIDATES: tl.constexpr,
 ):  # fmt: skip
-    """Grid (rows,): the token of rows whose filters leave nothing but what was collected.
+    """Choose the token of rows whose filters keep only collected candidates. Grid (rows,).
 
-    Others keep their threshold: `search_kernel` sees to them.
+    Other rows keep their threshold and are left to `search_kernel`.
     """
     index = tl.program_id(0).to(tl.int64)
     floats += index * (CHUNKS * (2 + GROUPS))
@@ -274,7 +279,7 @@ def choose_kernel(
     weights = tl.where(in_range, weigh(floats_of(keys), top, inverse), 0.0)
     allowed = in_range & (order < row_top_k)
     mass = tl.sum(tl.where(allowed, weights, 0.0).to(tl.float64), 0)
-    # All that weigh anything and min-p leaves, or all of top-k, are there.
+    # Complete: all logits with a weight that min-p keeps, or all of top-k, were collected.
     is_complete = (bound == lowest_key(top, heat, row_min_p)) | (count >= row_top_k)
     is_decided = is_complete
     if share < 1.0:
@@ -285,7 +290,7 @@ def choose_kernel(
         preceding_mass = tl.cumsum(weights.to(tl.float64), 0) - weights
         allowed = allowed & ((preceding_mass < min_mass) | (order == 0))
     if is_decided:
-        # Drawn in the order of ids.
+        # Draw in the order of ids.
         bits = weights.to(tl.int32, bitcast=True).to(tl.int64)
         by_id = tl.sort(tl.where(allowed, (ids.to(tl.int64) << 32) | bits, 0x7FFFFFFFFFFFFFFF))
         id_of = (by_id >> 32).to(tl.int32)
@@ -293,7 +298,7 @@ def choose_kernel(
         allowed_weights = tl.where(id_of < 2147483647, allowed_weights, 0.0)
         summed = tl.cumsum(allowed_weights.to(tl.float64), 0)
         target = tl.sum(allowed_weights.to(tl.float64), 0) * tl.load(uniforms + index)
-        # Rounding may leave the target beyond all of them: then the last with a weight is taken.
+        # If rounding puts the target beyond all of them, take the last one with a weight.
         last = tl.max(tl.where(allowed_weights > 0, id_of, 0), 0)
         token = tl.min(tl.where((allowed_weights > 0) & (summed > target), id_of, VOCAB), 0)
         tl.store(out + index, tl.where(token < VOCAB, token, last).to(tl.int64))

@@ -1,8 +1,8 @@
-"""Sampling of rows whose filters leave more logits than can be sorted at once, or may do so.
+"""Sampling of rows whose filters may keep more logits than can be sorted at once.
 
-Every piece of a row is sorted by a program of its own, once. A border is then searched in all
-pieces at a time: how many of a piece's logits reach a key, and what they weigh, is told by its runs
-of RUN sorted logits and by one run that is read. Equal logits have one key, so a border is exact.
+One program sorts each chunk of a row. A filter's border is then searched in all chunks together:
+how many logits of a chunk reach a key, and their weight, follows from its runs of RUN sorted
+logits, of which only one must be read. Equal logits have one key, so borders are exact.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from kernels.triton.sampling.candidates import (
 
 #: Below the key of any logit.
 NOTHING = tl.constexpr(-2147483648)
-#: More of a piece's logits than there can be.
+#: More than a chunk's number of logits.
 MANY = tl.constexpr(1073741824.0)
 
 
@@ -33,10 +33,10 @@ def sort_kernel(
     CHUNK: tl.constexpr, CHUNKS: tl.constexpr, GROUPS: tl.constexpr, PADDED: tl.constexpr,
     RUN: tl.constexpr,
 ):  # fmt: skip
-    """Grid (CHUNKS, rows): a chunk's keys downwards, of rows that aren't settled yet.
+    """Sort the keys of a chunk in descending order, of rows without a token. Grid (CHUNKS, rows).
 
-    `lasts` has the last key of each run of them, `sums` the float64 weight of the chunk's runs up
-    to it.
+    `lasts` receives the last key of each run, `sums` the float64 weight of the chunk's runs up to
+    it.
     """
     chunk = tl.program_id(0)
     row = tl.program_id(1).to(tl.int64)
@@ -61,13 +61,13 @@ def prefix_weight(
     row_lasts, ordered, sums, key, top, inverse, CHUNK: tl.constexpr, CHUNKS: tl.constexpr,
     PADDED: tl.constexpr, RUN: tl.constexpr,
 ):  # fmt: skip
-    """(count int32 [PADDED], weight float64 [PADDED]) of each chunk's logits that reach `key`."""
+    """Return the (int32 count, float64 weight) [PADDED] of each chunk's logits that reach `key`."""
     RUNS: tl.constexpr = CHUNK // RUN
     chunk = tl.arange(0, PADDED)
     in_row = chunk < CHUNKS
     full_runs = tl.sum((row_lasts >= key).to(tl.int32), 1)
     mass = tl.load(sums + chunk * RUNS + full_runs - 1, mask=in_row & (full_runs > 0), other=0.0)
-    # Of the next run only some do.
+    # Only a part of the next run reaches it.
     offsets = (chunk * CHUNK + full_runs * RUN)[:, None] + tl.arange(0, RUN)[None, :]
     keys = tl.load(ordered + offsets, mask=(in_row & (full_runs < RUNS))[:, None], other=NOTHING)
     reached = keys >= key
@@ -81,10 +81,11 @@ def prefix_end(
     row_lasts, ordered, sums, low, target, top, inverse, CHUNK: tl.constexpr, CHUNKS: tl.constexpr,
     PADDED: tl.constexpr, RUN: tl.constexpr, BY_MASS: tl.constexpr,
 ):  # fmt: skip
-    """Where a prefix of the row, ordered by (logit downwards, id upwards), ends.
+    """Find the end of a prefix of the row, ordered by (logit descending, id ascending).
 
-    The shortest prefix of `target` logits, or of `target` weight, all of it at or above the key
-    `low`. Returns (its last key, how many on that key each chunk has of it, each chunk's weight).
+    It is the shortest prefix of `target` logits, or of weight `target`, entirely at or above the
+    key `low`. Returns (its last key, each chunk's number of logits equal to that key, each chunk's
+    weight).
     """
     low = low.to(tl.int64)
     high = ordered_keys(top).to(tl.int64) + 1
@@ -108,13 +109,13 @@ def prefix_end(
     )
     weight = weigh(floats_of(key), top, inverse).to(tl.float64)
     if BY_MASS:
-        # `low` may weigh nothing: then all of it is needed.
+        # If `low` weighs nothing, all of its ties are included.
         missing = tl.ceil((target - tl.sum(mass, 0)) / tl.where(weight > 0, weight, 1.0))
         ties = tl.where(weight > 0, tl.minimum(missing, MANY), MANY).to(tl.int32)
     else:
         ties = (target - tl.sum(above, 0)).to(tl.int32)
     equal = count - above
-    # Ties go to the lower ids.
+    # Lower ids come first among equal logits.
     preceding = tl.cumsum(equal, 0) - equal
     chunk_ties = tl.minimum(tl.maximum(tl.maximum(ties, 1) - preceding, 0), equal)
     return key, chunk_ties, mass + weight * chunk_ties
@@ -126,7 +127,9 @@ def search_kernel(
     VOCAB: tl.constexpr, CHUNK: tl.constexpr, CHUNKS: tl.constexpr, GROUPS: tl.constexpr,
     PADDED: tl.constexpr, RUN: tl.constexpr,
 ):  # fmt: skip
-    """Grid (rows,): the token of rows that aren't settled yet; all of them are whole and warm."""
+    """Choose the token of rows without one; their logits are valid, their temperature is above 0.
+    Grid (rows,).
+    """
     index = tl.program_id(0).to(tl.int64)
     if tl.load(ints + index * (CHUNKS + 2) + CHUNKS) == SETTLED:
         return

@@ -1,4 +1,4 @@
-"""Forbidden and favoured tokens: at single places, and by a bit for each token of a row."""
+"""Edits of logits: bans, biases, bitmasks and penalties; log probabilities."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from kernels.tensors import check_logits, check_vector, describe
 from kernels.triton.launch import launch
 
 BLOCK = 2048
-#: Blocks of a row that are on their way while one is looked at: a processor has one row, and one
-#: block alone would leave most of the memory's bandwidth unused.
+#: Blocks that are loaded ahead: a processor has one row, and one block at a time would leave most
+#: of the memory bandwidth unused.
 AHEAD = tl.constexpr(8)
 
 
@@ -21,7 +21,7 @@ AHEAD = tl.constexpr(8)
 def logprobs_kernel(
     out, normalizers, ranks, logits, tokens, VOCAB: tl.constexpr, BLOCK: tl.constexpr
 ):
-    """Grid (rows,): an online sum of exponentials, and a count of what is likelier."""
+    """An online logsumexp, and the number of larger logits. Grid (rows,)."""
     index = tl.program_id(0).to(tl.int64)
     row = logits + index * VOCAB
     chosen = tl.load(row + tl.load(tokens + index))
@@ -58,7 +58,7 @@ def token_logprobs(logits: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor, Tens
     return out, normalizers, ranks
 
 
-# Those are kept on the device from step to step, a slot a sequence; a step brings only what is new.
+# Token tables stay on the device with a slot per sequence; a step writes only its changes.
 
 PENALTIES_BLOCK = 512
 
@@ -169,7 +169,7 @@ def bitmask_kernel(
     logits, rows, bits, forced, words, VOCAB: tl.constexpr, FORCED: tl.constexpr,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Grid (masked rows, blocks of the vocabulary); logits themselves needn't be read."""
+    """Apply bitmasks without reading the logits. Grid (masked rows, blocks of the vocabulary)."""
     index = tl.program_id(0).to(tl.int64)
     ids = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = ids < VOCAB

@@ -1,4 +1,4 @@
-"""Sampling by several programs a row: mostly without a sort, else with one of each piece."""
+"""Sampling with several programs per row, mostly without a sort of the whole row."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from kernels.triton.sampling.candidates import (
 from kernels.triton.sampling.full_sort import search_kernel, sort_kernel
 
 CHUNK = 64 if INTERPRETED else 2048
-"""Logits of a row that a program reads."""
+"""Logits of a row per program."""
 GROUPS = 8 if INTERPRETED else 32
-"""Groups of a chunk, of which the largest logits are known."""
+"""Groups per chunk whose maxima are computed."""
 MIN_CANDIDATES = 8 if INTERPRETED else 512
-"""So many of a row's largest logits are looked at, where fewer aren't known to do."""
+"""Number of largest logits that are considered unless fewer are known to suffice."""
 MAX_CANDIDATES = 16 if INTERPRETED else 1024
-"""Logits of a row that are collected and sorted at most, where few decide."""
+"""Maximum logits of a row that are collected and sorted together."""
 RUN = 8 if INTERPRETED else 32
-"""Neighbours in a sorted piece that are known by their last and their weight."""
+"""Consecutive logits of a sorted chunk that are summarized by their last key and their weight."""
 
 
 def argmax(logits: Tensor) -> Tensor:
@@ -45,7 +45,7 @@ def argmax(logits: Tensor) -> Tensor:
 def _scratch(
     rows: int, vocab: int, device: torch.device
 ) -> tuple[Tensor, Tensor, Tensor, dict[str, int]]:
-    """Tokens, what a pass says of each row as floats and ints, and how rows are cut."""
+    """Return tokens, the scan's float and int results for each row, and the kernels' sizes."""
     chunks = triton.cdiv(vocab, CHUNK)
     return (
         torch.empty(rows, dtype=torch.int64, device=device),
@@ -65,11 +65,11 @@ def sample(
 ) -> Tensor:
     """See `KernelSet.sample`.
 
-    Weights are float32, their sums float64 where a border depends on them. One pass finds the
-    largest logits of small groups; that is all for rows without filters. For the others it gives a
-    threshold at or above which top-k's or top-p's border lies, so that only the few logits there
-    are collected and sorted. Rows that are too flat for that are sorted piece by piece, and their
-    borders searched in all pieces at once, bit by bit of a logit.
+    Weights are float32, and their sums float64 if a border depends on them. One pass finds the
+    maxima of small groups of logits, which suffice for rows without filters. For other rows they
+    give a threshold at or above which top-k's or top-p's border lies, so that only the few logits
+    above it are collected and sorted. Rows too flat for that are sorted in chunks, and their
+    borders are found by a binary search over keys in all chunks together.
     """
     rows, vocab = check_logits(logits)
     check_vector("temperature", temperature, rows, torch.float32)
@@ -119,9 +119,9 @@ def _sort_the_rest(
     cut: dict[str, int],
     padded: int,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The keys of the rows that aren't settled, sorted by pieces; see `sort_kernel`.
+    """Return the keys of rows without a token, sorted by chunk; see `sort_kernel`.
 
-    There is room for all rows, since the host knows of none whether it's settled.
+    There is room for all rows, since the host doesn't know which ones already have a token.
     """
     chunks, device = cut["CHUNKS"], logits.device
     ordered = torch.empty((rows, chunks * CHUNK), dtype=torch.int32, device=device)

@@ -1,7 +1,7 @@
-"""Layers that carry a state; `kernels.ssm` defines the operations.
+"""Layers with a recurrent state; `kernels.ssm` defines the operations.
 
-Tokens of a sequence are taken in one after the other by tiles whose shapes depend on the layer
-alone, so a token's bits depend neither on how its prompt was cut nor on its neighbours.
+Tiles take in the tokens of a sequence one after the other, and their shapes depend only on the
+layer. So a token's bits depend neither on the chunks of its prompt nor on other sequences.
 """
 
 from kernels.triton.states.causal_conv import causal_conv

@@ -1,4 +1,4 @@
-"""A short convolution over each sequence's last inputs: prompts and decodes alike."""
+"""A short convolution over each sequence's last inputs, for prompts and decodes alike."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from kernels.triton.launch import launch
 from kernels.triton.states.segments import first_saves, num_saves, segment
 
 TOKENS, CHANNELS = 8, 128
-"""A tile's. Tokens of decodes belong to different sequences."""
+"""Tokens and channels of a tile. The tokens of decodes belong to different sequences."""
 
 
 @triton.jit(do_not_specialize=("num_tokens", "num_seqs"))
@@ -23,12 +23,12 @@ def conv_kernel(
     WIDTH: tl.constexpr, SILU: tl.constexpr, STEPS: tl.constexpr, TOKENS: tl.constexpr,
     CHANNELS: tl.constexpr,
 ):  # fmt: skip
-    """Grid (blocks of tokens, blocks of channels). 2^STEPS > num_seqs."""
+    """Grid (blocks of tokens, blocks of channels). 2^STEPS must exceed num_seqs."""
     token = tl.program_id(0).to(tl.int64) * TOKENS + tl.arange(0, TOKENS)
     channel = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)[None, :]
     owner = tl.zeros([TOKENS], tl.int32)
     above = owner + num_seqs
-    for _ in range(STEPS):  # how many sequences end at or before the token
+    for _ in range(STEPS):  # counts the sequences that end at or before the token
         middle = (owner + above) // 2
         end = tl.load(starts + middle + 1, mask=middle < num_seqs, other=0x7FFFFFFF)
         above = tl.where(end <= token, above, middle)
@@ -60,7 +60,7 @@ def history_kernel(
     x, states, starts, rows, saves, first_saves, stride, channels, HISTORY: tl.constexpr,
     PADDED: tl.constexpr, SAVES: tl.constexpr, CHANNELS: tl.constexpr,
 ):  # fmt: skip
-    """Grid (sequences, blocks of channels): writes the last inputs of each segment."""
+    """Write the last inputs of each segment. Grid (sequences, blocks of channels)."""
     sequence = tl.program_id(0)
     channel = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)[None, :]
     position = tl.arange(0, PADDED)[:, None]

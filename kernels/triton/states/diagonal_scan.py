@@ -1,4 +1,4 @@
-"""A number for each channel, which each token decays and adds to."""
+"""A recurrence with one number per channel, which each token decays and adds to."""
 
 from __future__ import annotations
 

@@ -1,6 +1,8 @@
-"""Recurrences of heads with a matrix for their state, which stays in registers from the first to
-the last token of a step (as in fused recurrent kernels of arXiv 2412.06464): Mamba 1 and 2, the
-gated delta rule, Kimi delta attention, lightning attention.
+"""Recurrences of heads whose state is a matrix: Mamba 1 and 2, the gated delta rule, Kimi delta
+attention, lightning attention.
+
+The state stays in registers from the first to the last token of a step, as in fused recurrent
+kernels of arXiv 2412.06464.
 """
 
 from __future__ import annotations
@@ -17,13 +19,13 @@ from kernels.triton.launch import launch
 from kernels.triton.states.segments import first_saves, num_saves, segment
 
 ELEMENTS = 4096
-"""Of a tile of a state: 32 registers of each of a program's 128 threads."""
+"""State values per tile: 32 registers of each of a program's 128 threads."""
 MAX_VECTORS = 64
 
 
 @triton.jit
 def softplus(x):
-    """log(1 + exp(x)), also where exp(x) is small beside 1 (log1p by Kahan's correction)."""
+    """Return log(1 + exp(x)), accurate also for small exp(x) (log1p by Kahan's correction)."""
     small = tl.exp(tl.minimum(x, 20.0))
     more = 1.0 + small
     exact = tl.where(
@@ -40,11 +42,11 @@ def linear_scan_kernel(
     PADDED: tl.constexpr, VECTORS: tl.constexpr, ONE_HEAD: tl.constexpr, DELTA: tl.constexpr,
     DECAY_BY_KEY: tl.constexpr, RATE_BY_KEY: tl.constexpr, SAVES: tl.constexpr,
 ):  # fmt: skip
-    """Grid (blocks of vectors of states, sequences).
+    """Grid (blocks of state vectors, sequences).
 
-    A tile [VECTORS, PADDED] holds vectors of one head (ONE_HEAD), or of several heads that have
-    fewer than VECTORS; what belongs to a head is [1, .] or [VECTORS, .] beside it. SHARED: heads
-    with the same key and query.
+    A tile [VECTORS, PADDED] has vectors of one head (ONE_HEAD), or of several heads with fewer than
+    VECTORS each. Values per head have the shape [1, .] or [VECTORS, .]. SHARED is the number of
+    heads with the same key and query.
     """
     block, sequence = tl.program_id(0).to(tl.int64), tl.program_id(1)
     lane = tl.arange(0, VECTORS)[:, None]
@@ -107,7 +109,7 @@ def linear_scan_kernel(
             offset = token * HEADS * VALUES + vector
             tl.store(out + offset, answer.to(out.dtype.element_ty), mask=exists)
             if scales is not None:
-                # The sum is not a number where one of the values isn't finite.
+                # The sum is NaN if one of the values isn't finite.
                 top = tl.max(tl.abs(state), 1, keep_dims=True)
                 scale = top / 127.0 + tl.sum(state * 0.0, 1, keep_dims=True)
                 factor = tl.where(top > 1e-30, 127.0 / tl.maximum(top, 1e-30), 0.0)
@@ -159,7 +161,7 @@ def linear_scan(
 
 
 def _stride(name: str, x: Tensor) -> int:
-    """Values from token to token; those of a token must lie side by side."""
+    """Return the stride between tokens; a token's values must be contiguous."""
     if len(x) and not x[0].is_contiguous():
         raise ValueError(f"{name} {describe(x)} must hold each token without gaps")
     return x.stride(0)

@@ -1,4 +1,4 @@
-"""A sequence's tokens of a step, in segments that end where its state is written."""
+"""Segments of a sequence's tokens in a step, each ending where the state is written."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from kernels.tensors import check_vector, describe
 
 @triton.jit
 def num_saves(first_saves, sequence, SAVES: tl.constexpr):
-    """(first, number after the last) of the sequence's rows of `saves`."""
+    """Return the range (first, end) of the sequence's rows of `saves`."""
     if SAVES:
         return tl.load(first_saves + sequence), tl.load(first_saves + sequence + 1)
     else:
@@ -22,7 +22,9 @@ def num_saves(first_saves, sequence, SAVES: tl.constexpr):
 
 @triton.jit
 def segment(starts, rows, saves, sequence, index, last, SAVES: tl.constexpr):
-    """(end, row) of a segment: up to save `index`, or the one behind the last save."""
+    """Return a segment's (end, row): that of save `index`, or the sequence's own after the last
+    save.
+    """
     end = tl.load(starts + sequence + 1).to(tl.int64)
     row = tl.load(rows + sequence)
     if SAVES:
@@ -33,9 +35,10 @@ def segment(starts, rows, saves, sequence, index, last, SAVES: tl.constexpr):
 
 
 def first_saves(of: StateRows) -> Tensor | None:
-    """int64 [num_seqs + 1]: each sequence's first row of `saves`; None: there are none.
+    """Return each sequence's first row of `saves`, int64 [num_seqs + 1]; None without saves.
 
-    Raises ValueError for tensors that aren't as `StateRows` says; not for what they hold.
+    Raises ValueError for tensors whose shapes or dtypes differ from `StateRows`; doesn't check
+    their contents.
     """
     check_vector("rows", of.rows, len(of.rows), torch.int64)
     check_vector("starts", of.starts, len(of.rows) + 1, torch.int32)
