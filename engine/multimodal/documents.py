@@ -28,8 +28,8 @@ def read_pdf(data: bytes, max_images: int, param: str = "messages") -> list[Docu
             `MAX_PAGES` is the maximum.
         param: the field that errors report.
 
-        Raises `InvalidRequest` for a file that isn't a PDF, is encrypted or damaged, has too many
-        pages, or too much text or too large images.
+    Raises `InvalidRequest` for a file that isn't a PDF, is encrypted or damaged, or has too many
+    pages, too much text or too large images.
     """
     import pypdfium2
 

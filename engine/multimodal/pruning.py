@@ -31,7 +31,7 @@ def retained_vectors(
         rate: share of the vectors to drop, in [0, 1). A video's first frame and the first square
             of each of an image's tiles are always retained.
 
-        Raises `InvalidRequest` for pixels that can't be divided into squares.
+    Raises `InvalidRequest` for pixels that can't be divided into squares.
     """
     if not rate:
         return None

@@ -1,1 +1,1 @@
-"""The offline engine, in the caller's process: `LLM`, prompts, outputs, beam search, pooling."""
+"""Offline inference in the caller's process: `LLM`, prompts, outputs, beam search, pooling."""

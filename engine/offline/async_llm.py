@@ -1,4 +1,4 @@
-"""`AsyncLLM`: an engine in a thread of this process, for asyncio."""
+"""`AsyncLLM`: an engine in a thread of this process, with an asyncio interface."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ from engine.offline.tokenizer import OfflineTokenizer
 
 
 class EnginePause(PauseMode):
-    """Pause mode of an engine, and the futures that complete once nothing runs.
+    """The pause mode of an engine, and the futures that complete when no requests remain.
 
-    Used by the engine's thread.
+    It is only used in the engine's thread.
     """
 
     def __init__(self) -> None:
@@ -39,7 +39,10 @@ class EnginePause(PauseMode):
         self._waiting: list[Future[None]] = []
 
     def begin(self, mode: str) -> Future[None]:
-        """Pause; the future completes once nothing runs. Raises `InvalidRequest`."""
+        """Pause, and return a future that completes when no requests remain, or on `end`.
+
+        Raises `InvalidRequest` for an unknown mode.
+        """
         if mode not in PAUSE_MODES:
             raise InvalidRequest(f"mode must be one of {', '.join(PAUSE_MODES)}.", param="mode")
         self._mode = mode
@@ -48,12 +51,12 @@ class EnginePause(PauseMode):
         return settled
 
     def complete_when_idle(self, unfinished: bool) -> None:
-        """Complete the waiting futures unless something still runs."""
+        """Complete the futures unless there are unfinished requests."""
         if not unfinished:
             self._notify()
 
     def end(self) -> None:
-        """Resume."""
+        """Resume, and complete the futures."""
         self._mode = ""
         self._notify()
 
@@ -70,9 +73,9 @@ STOP_TIMEOUT_S = 60.0
 
 
 class AsyncLLM:
-    """Serves many coroutines concurrently; their requests run together.
+    """An engine for concurrent coroutines, whose requests are batched.
 
-    The engine is used only in its own thread. Call `shutdown` at the end.
+    The engine runs in its own thread. Call `shutdown` at the end.
 
     Raises:
         ConfigError: a setting is out of range. ModelLoadError: the model can't be loaded.
@@ -101,7 +104,7 @@ class AsyncLLM:
     def from_engine_args(
         cls, engine_args: EngineArgs, start_engine_loop: bool = True, **_: Any
     ) -> AsyncLLM:
-        """Create an engine with these settings; other arguments of vLLM's are ignored."""
+        """Create an engine with these settings. vLLM's other arguments are ignored."""
         return cls(engine_args.create_engine_config())
 
     def _run(self, config: EngineConfig, future: Future[LLMEngine]) -> None:
@@ -124,7 +127,7 @@ class AsyncLLM:
             engine.shutdown()
 
     def _run_pending_calls(self, *, wait: bool) -> bool:
-        """Run the functions that other threads have submitted; False once the engine must stop."""
+        """Run the functions that other threads have submitted. Returns False to stop the engine."""
         while True:
             try:
                 call = self._calls.get(block=wait)
@@ -148,7 +151,7 @@ class AsyncLLM:
                 stream.put(result.error or result)
 
     async def _call_in_engine_thread(self, function: Callable[[], T]) -> T:
-        """Run a function in the engine's thread."""
+        """Run a function in the engine's thread, and return its result."""
         self._check()
         done: Future[T] = Future()
 
@@ -172,14 +175,14 @@ class AsyncLLM:
         *,
         inputs: Prompt | None = None,
     ) -> AsyncGenerator[RequestOutput]:
-        """Yield the request's result so far, complete each time, until `finished`; or as
-        `sampling_params.output_kind` says.
+        """Yield the request's results until `finished`: by default each has all output so far, see
+        `sampling_params.output_kind`.
 
-        A consumer that stops iterating aborts the request. `sampling_params`: None for the model's
-        own; `request_id`: None to create one; `inputs` is the old name of `prompt`.
+        A consumer that stops iterating aborts the request. `sampling_params` defaults to the
+        model's, `request_id` to a new id. `inputs` is the old name of `prompt`.
 
         Raises:
-            InvalidRequest: it can't be served. EngineFault: the engine failed on it.
+            InvalidRequest: the request can't be served. EngineFault: the engine failed.
         """
         prompt = resolve_prompt(prompt, inputs)
         results = self._results(prompt, sampling_params, request_id, lora_request, priority)
@@ -198,7 +201,7 @@ class AsyncLLM:
         *,
         inputs: Prompt | None = None,
     ) -> AsyncGenerator[PoolingRequestOutput[PoolingOutput]]:
-        """Return the single result of a pooling model. Raises as `generate` does."""
+        """Yield the single result of a pooling model. Raises the errors of `generate`."""
         prompt, params = resolve_prompt(prompt, inputs), pooling_params or PoolingParams()
         results = self._results(prompt, params, request_id, lora_request, priority)
         async with aclosing(results):
@@ -258,11 +261,11 @@ class AsyncLLM:
         return self.engine.get_decoding_config()
 
     async def get_supported_tasks(self) -> tuple[str, ...]:
-        """The supported tasks: "generate", or the pooling model's."""
+        """Return the supported tasks: "generate", or those of a pooling model."""
         return self.engine.get_supported_tasks()
 
     async def get_metrics(self) -> list[Metric]:
-        """Return load and totals, under vLLM's names."""
+        """Return metrics by vLLM's names."""
         return await self._call_in_engine_thread(self.engine.get_metrics)
 
     @property
@@ -270,14 +273,14 @@ class AsyncLLM:
         return self.engine.get_model_config()
 
     async def do_log_stats(self) -> None:
-        """Log statistics now; see `LLMEngine.do_log_stats`."""
+        """Log statistics; see `LLMEngine.do_log_stats`."""
         await self._call_in_engine_thread(self.engine.do_log_stats)
 
     def start_background_loop(self) -> None:
-        """Do nothing: the engine's loop runs from the start."""
+        """Do nothing, as the engine's loop runs from the start."""
 
     async def check_health(self) -> None:
-        """Raises `EngineFault` once the engine has failed or was shut down."""
+        """Raise `EngineFault` if the engine has failed or was shut down."""
         self._check()
 
     def _check(self) -> None:
@@ -316,7 +319,7 @@ class AsyncLLM:
         await self._call_in_engine_thread(lambda: self.engine.wake_up(tags))
 
     async def is_sleeping(self) -> bool:
-        """Whether weights or KV cache are asleep."""
+        """Return whether weights or KV cache are asleep."""
         return await self._call_in_engine_thread(self.engine.is_sleeping)
 
     async def add_lora(self, lora_request: LoRARequest) -> bool:
@@ -332,16 +335,16 @@ class AsyncLLM:
         return await self._call_in_engine_thread(self.engine.list_loras)
 
     async def pause_generation(self, *, mode: str = "abort", clear_cache: bool = True) -> None:
-        """Run no more steps and accept no new requests until `resume_generation`.
+        """Pause until `resume_generation`.
 
         Args:
-            mode: "abort" ends running requests with an `EngineFault`; "wait" lets them finish
-            first;
-                "keep" freezes them, and accepts new ones, which wait with them.
-            clear_cache: also drop cached prefixes, except with "keep", whose requests hold them.
+            mode: "abort" ends running requests with an `EngineFault`, "wait" lets them finish, and
+                both refuse new requests with `EnginePaused`. "keep" freezes running requests, and
+                queues new ones.
+            clear_cache: also clear the prefix cache, except with "keep", whose requests use it.
 
         Raises:
-            InvalidRequest: there is no such mode.
+            InvalidRequest: the mode is unknown.
         """
         settled = await self._call_in_engine_thread(lambda: self._pause.begin(mode))
         if mode == "abort":
@@ -356,7 +359,7 @@ class AsyncLLM:
         await self._call_in_engine_thread(self._pause.end)
 
     async def is_paused(self) -> bool:
-        """Whether generation is paused."""
+        """Return whether generation is paused."""
         return bool(self._pause)
 
     async def start_profile(self, folder: str | None = None) -> None:
@@ -384,7 +387,7 @@ class AsyncLLM:
 
 
 class _Stream:
-    """Results for one coroutine, filled by the engine's thread."""
+    """A queue of results for a coroutine, filled by the engine's thread."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop

@@ -12,12 +12,12 @@ from engine.contract.engine_config import EngineConfig
 from engine.core.engine_core import EngineCore
 from engine.offline.llm_engine import LLMEngine, TorchThreads
 
-#: Whether to show a bar; or a function that creates one, with tqdm's arguments.
+#: Whether to show a progress bar, or a function that creates one, with tqdm's arguments.
 UseTqdm = bool | Callable[..., Any]
 
 
 def progress(use_tqdm: UseTqdm, total: int) -> Any:
-    """A progress bar for this many requests, as a context manager."""
+    """Return a progress bar for `total` requests, which is a context manager."""
     make = use_tqdm if callable(use_tqdm) else tqdm
     return make(total=total, desc="Processed prompts", disable=not use_tqdm)
 
@@ -27,7 +27,7 @@ class LLMBase:
 
     Attributes:
         llm_engine: the engine, for callers that run single steps.
-        config, core: the engine's.
+        config, core: those of the engine.
     """
 
     llm_engine: LLMEngine
@@ -37,7 +37,7 @@ class LLMBase:
     _ids: itertools.count[int]
 
     def _use(self, engine: LLMEngine) -> None:
-        """Use `engine` from now on."""
+        """Set the engine, and restart the numbering."""
         self.llm_engine = engine
         self.config, self.core, self._threads = engine.config, engine.core, engine.threads
         self._ids = itertools.count()

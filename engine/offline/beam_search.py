@@ -26,11 +26,12 @@ class BeamSearchParams(msgspec.Struct, forbid_unknown_fields=True, kw_only=False
     Attributes (range; meaning):
         beam_width: [1, 128]; number of beams, and of outputs.
         max_tokens: >= 1, per output.
-        ignore_eos: continue after EOS; all outputs have max_tokens then.
-        temperature: [0, 100]; divides the logits. 0 has the same effect as 1: none.
-        length_penalty: [-10, 10]; a score is the log probability over the length to this power.
+        ignore_eos: continue after EOS, so that all outputs have max_tokens.
+        temperature: [0, 100]; divides the logits; 0 is the same as 1.
+        length_penalty: [-10, 10]; a score is the log probability divided by the length to this
+            power.
         early_stopping: True, False or "never", see `SamplingParams`.
-        include_stop_str_in_output: include the EOS that ended an output.
+        include_stop_str_in_output: include an output's final EOS.
 
     Raises:
         InvalidRequest: with `param` the field's name.
@@ -50,7 +51,7 @@ class BeamSearchParams(msgspec.Struct, forbid_unknown_fields=True, kw_only=False
         self.sampling_params()
 
     def sampling_params(self) -> SamplingParams:
-        """The same as `SamplingParams`."""
+        """Return the corresponding `SamplingParams`."""
         return SamplingParams(
             use_beam_search=True,
             n=self.beam_width,
@@ -66,13 +67,16 @@ class BeamSearchParams(msgspec.Struct, forbid_unknown_fields=True, kw_only=False
 
 @dataclass(slots=True)
 class BeamSearchSequence:
-    """One output of a search.
+    """An output of a search.
 
     Attributes:
-        tokens: prompt and output. text: of both; None without a tokenizer.
+        tokens: prompt and output.
+        text: that of prompt and output; None without a tokenizer.
         logprobs: [num output tokens], one per token.
-        cum_logprob: their sum, including EOS. score: over the length to the power `length_penalty`.
-        finish_reason: "stop" or "length". stop_reason: the stop token id, if one ended it.
+        cum_logprob: their sum, including EOS.
+        score: `cum_logprob` divided by the length to the power `length_penalty`.
+        finish_reason: "stop" or "length".
+        stop_reason: the stop token id that ended the output, if any.
     """
 
     tokens: list[int]
@@ -86,16 +90,14 @@ class BeamSearchSequence:
 
 @dataclass(slots=True)
 class BeamSearchOutput:
-    """A prompt's outputs, best score first; empty if its search failed, with `error` as the
-    reason.
-    """
+    """A prompt's outputs by descending score; empty if the search failed with `error`."""
 
     sequences: list[BeamSearchSequence]
     error: QuireError | None = None
 
 
 class BeamSearchMethods(LLMBase, ABC):
-    """Beam search with the methods of `generate`."""
+    """Beam search by means of `generate`."""
 
     @abstractmethod
     def generate(
@@ -106,7 +108,7 @@ class BeamSearchMethods(LLMBase, ABC):
         use_tqdm: UseTqdm = True,
         lora_request: Any = None,
     ) -> list[RequestOutput]:
-        """Outputs for all prompts."""
+        """Return the outputs of all prompts, see `LLM.generate`."""
 
     def beam_search(
         self,
@@ -115,9 +117,9 @@ class BeamSearchMethods(LLMBase, ABC):
         lora_request: Any = None,
         use_tqdm: UseTqdm = False,
     ) -> list[BeamSearchOutput]:
-        """Return the likeliest continuations of each prompt, `params.beam_width` of them.
+        """Return the `params.beam_width` most likely continuations of each prompt.
 
-        Prompts are as in `generate`, and so are the errors.
+        Prompts and errors are those of `generate`.
         """
         results = self.generate(
             prompts, params.sampling_params(), use_tqdm=use_tqdm, lora_request=lora_request

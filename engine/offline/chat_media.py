@@ -14,10 +14,10 @@ from engine.contract.errors import InvalidRequest
 from engine.multimodal.processor import open_image
 from engine.multimodal.video_files import read_video
 
-#: vLLM's default, in seconds.
+#: The environment variable of the timeout in seconds, and vLLM's default.
 _FETCH_TIMEOUT = "VLLM_IMAGE_FETCH_TIMEOUT", 5.0
 MAX_FILE_BYTES = 64 << 20
-#: From a file to what `multi_modal_data` takes, by kind.
+#: Functions from a file to an item of `multi_modal_data`, by kind.
 Readers = Mapping[str, Callable[[bytes], Any]]
 #: Fields of parts with media -> their kinds.
 _KINDS = {
@@ -37,8 +37,8 @@ _KINDS = {
 def extract_media(
     messages: Sequence[Any], sampling: dict[str, Any] | None = None
 ) -> tuple[list[Any], dict[str, list[Any]]]:
-    """The messages with their media replaced by parts that templates support, and these media as
-    `multi_modal_data`. `sampling`: of videos, see `read_video`.
+    """Return the messages with media replaced by parts that templates support, and the media as
+    `multi_modal_data`. `sampling` is the options of `read_video`.
 
     Raises `InvalidRequest` for media that can't be read.
     """
@@ -75,7 +75,9 @@ def _extract_part(part: Any, media: defaultdict[str, list[Any]], readers: Reader
 
 
 def _read(url: str, kind: str) -> bytes:
-    """The content of a `data:` or http address. Raises `InvalidRequest`."""
+    """Return the content of a `data:` or http(s) URL. Raises `InvalidRequest` for other URLs,
+    failed requests and too large files.
+    """
     variable, default = _FETCH_TIMEOUT
     try:
         if url.startswith("data:"):

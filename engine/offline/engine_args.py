@@ -1,4 +1,4 @@
-"""`EngineArgs`: an engine's settings by vLLM's names, as a dataclass and as a command line."""
+"""`EngineArgs`: an engine's settings with vLLM's names, as a dataclass and as a command line."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ log = logging.getLogger(__name__)
 
 
 def PoolerConfig(**settings: Any) -> dict[str, Any]:
-    """The setting `pooler_config`; unset fields are the model's own."""
+    """Return the setting `pooler_config`. Unset fields default to the model's."""
     return {name: value for name, value in settings.items() if value is not None}
 
 
 class FlexibleArgumentParser(argparse.ArgumentParser):
-    """Accepts underscores, dotted names and `--config FILE`, like vLLM's parser."""
+    """A parser that accepts underscores, dotted names and `--config FILE`, like vLLM's."""
 
     def parse_known_args(  # type: ignore[override]
         self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
     ) -> tuple[argparse.Namespace, list[str]]:
-        """Parse a command line; None means sys.argv."""
+        """Parse a command line, by default sys.argv."""
         try:
             words = expand_args(sys.argv[1:] if args is None else args, self)
         except ConfigError as error:
@@ -43,13 +43,13 @@ class _Methods:
 
     @staticmethod
     def add_cli_args(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
-        """Add a flag for each setting and return the parser."""
+        """Add a flag for each setting, and return the parser."""
         add_cli_args(parser)
         return parser
 
     @classmethod
     def from_cli_args(cls, args: argparse.Namespace) -> Self:
-        """Build from parsed flags; unset ones keep their defaults."""
+        """Build from parsed flags. Unset flags have their defaults."""
         names = {spec.name for spec in dataclasses.fields(cls)}  # type: ignore[arg-type]
         values = {name: value for name, value in vars(args).items() if value is not None}
         return cls(**{name: value for name, value in values.items() if name in names})
@@ -62,9 +62,9 @@ class _Methods:
 
 
 def offline_config(settings: dict[str, Any]) -> EngineConfig:
-    """Settings of an engine whose callers share its process. Raises `ConfigError`.
+    """Return the settings of an engine in its caller's process. Raises `ConfigError`.
 
-    There are no other clients: the queue is limited only by memory.
+    As there are no other clients, the queue is limited only by memory.
     """
     extra: Any = settings.get("model_loader_extra_config")
     if hasattr(extra, "settings"):  # a `TensorizerConfig`
@@ -82,7 +82,7 @@ def _warn_of_variables() -> None:
         log.warning("%s", sentence)
 
 
-#: Values that programs for vLLM compare with numbers, and their meaning here.
+#: Settings that programs for vLLM compare with numbers, so that their default can't be None.
 _SIZES = {"tensor_parallel_size": 1, "pipeline_parallel_size": 1, "data_parallel_size": 1}
 _ours = [spec.name for spec in dataclasses.fields(EngineConfig)]
 _names = [*_ours, *(foreign.name for foreign in VLLM_FLAGS if foreign.name not in _ours)]
@@ -90,7 +90,7 @@ _names = [*_ours, *(foreign.name for foreign in VLLM_FLAGS if foreign.name not i
 if TYPE_CHECKING:
 
     class EngineArgs(_Methods):
-        """See below."""
+        """The type of the dataclass below."""
 
         def __init__(self, model: str = "", **settings: Any) -> None: ...
 

@@ -1,4 +1,4 @@
-"""Errors of a batch of requests."""
+"""Error handling for a batch of requests."""
 
 from __future__ import annotations
 
@@ -12,14 +12,16 @@ log = logging.getLogger(__name__)
 
 
 class Result(Protocol):
-    """What came of one request: `error`, None if it succeeded."""
+    """The result of a request. `error` is None if it succeeded."""
 
     @property
     def error(self) -> QuireError | None: ...
 
 
 def check_failures(results: Sequence[Result]) -> None:
-    """Raise the first error if all requests failed: no result is lost then."""
+    """Raise the first error if all requests failed, so that no result is lost. Otherwise log
+    failures as a warning.
+    """
     errors = [result.error for result in results if result.error is not None]
     if not errors:
         return

@@ -1,4 +1,4 @@
-"""Offline prompts in the forms that `LLM.generate` accepts."""
+"""Offline prompts in the formats that `LLM.generate` accepts."""
 
 from __future__ import annotations
 
@@ -22,12 +22,13 @@ from engine.text.tokenizer import Tokenizer
 
 
 class MultiModalDataDict(TypedDict, total=False):
-    """Media of a prompt.
+    """Media of a prompt, in the order of their placeholders. Each is one item or a list.
 
-    `image`: pictures in the order of their placeholders, PIL images or arrays, uint8 [height,
-    width, 3]. `video`: frames, uint8 [n, height, width, 3] or PIL images, or these with their rate,
-    (frames, {"fps": frames per second}); or a list of such. `audio`: the input of an audio encoder,
-    (samples, rate) or samples at 16 kHz.
+    Attributes:
+        image: a PIL image or an array, uint8 [height, width, 3].
+        video: frames, uint8 [n, height, width, 3] or a list of PIL images; or these with their
+            rate, (frames, {"fps": frames per second}).
+        audio: (samples, rate), or samples at 16 kHz.
     """
 
     image: Any
@@ -36,9 +37,11 @@ class MultiModalDataDict(TypedDict, total=False):
 
 
 class TextPrompt(TypedDict):
-    """A prompt as text. `cache_salt`: only prompts with the same one share cached prefixes.
+    """A prompt as text.
 
-    `mm_processor_kwargs`: options of the model's image processor.
+    Attributes:
+        mm_processor_kwargs: options of the model's image processor.
+        cache_salt: only prompts with the same salt share cached prefixes.
     """
 
     prompt: str
@@ -48,7 +51,7 @@ class TextPrompt(TypedDict):
 
 
 class TokensPrompt(TypedDict):
-    """A prompt as token ids; `prompt` is returned with the result."""
+    """A prompt as token ids. `prompt` is returned with the result."""
 
     prompt_token_ids: list[int]
     prompt: NotRequired[str]
@@ -65,18 +68,18 @@ class EmbedsPrompt(TypedDict):
 
 
 class ExplicitEncoderDecoderPrompt(TypedDict):
-    """The encoder's input, and the beginning of the output, None: what the model begins with."""
+    """The encoder's prompt, and the decoder's, None for the model's start tokens."""
 
     encoder_prompt: str | list[int] | dict[str, Any]
     decoder_prompt: str | list[int] | dict[str, Any] | None
 
 
 AnyProcessor = MediaProcessor | SoundProcessor | AudioProcessor | RegisteredProcessor
-#: Creates the model's processor, once; that of texts is there at once.
+#: A function that creates the model's processor on the first call, or the processor of texts.
 ProcessorFactory = Callable[[], AnyProcessor] | EncoderTextProcessor
 Prompt = str | list[int] | TextPrompt | TokensPrompt | EmbedsPrompt | dict[str, Any]
 Prompt |= ExplicitEncoderDecoderPrompt
-#: By vLLM's names, current ones and the manual's.
+#: vLLM's current names, and those of its manual.
 PromptType = Prompt
 PromptInputs = Prompt
 PromptStrictInputs = Prompt
@@ -90,7 +93,7 @@ _KEYS = frozenset(
         "cache_salt",
     }
 )
-#: Other inputs of vLLM, and why they aren't supported.
+#: Other inputs of vLLM -> why they aren't supported.
 _REFUSED = {
     "multi_modal_uuids": "images are told apart by their content; leave multi_modal_uuids out",
     "encoder_prompt": "the model has no encoder; leave encoder_prompt out",
@@ -101,13 +104,18 @@ _REFUSED = {
 
 
 class TokenPrompt(NamedTuple):
-    """A prompt's text, if it had one, and its token ids.
+    """A tokenized prompt.
 
-    `encoder_text`, `encoder_token_ids`: the same of a text that an encoder reads.
-    `embeds`: float [num_tokens, hidden], replaces the ids' embeddings; the ids have no meaning
-    then. `cache_salt`: only prompts with the same one share cached prefixes. `adapter`: the adapter
-    to use; None: none. `lora_request`: the same as the caller gave it. `media`: its pictures, for
-    which tokens among the ids stand.
+    Attributes:
+        text: its text; None if it was given as ids or embeddings.
+        token_ids: its ids, with the tokens of `media`.
+        embeds: float [num_tokens, hidden], replaces the embeddings of the ids, which have no
+            meaning then.
+        cache_salt: only prompts with the same salt share cached prefixes.
+        adapter: the adapter to use, or None.
+        lora_request: the caller's request for the adapter.
+        media: prepared media, or the encoder's text.
+        encoder_text, encoder_token_ids: the text, if it was given, and ids of an encoder's prompt.
     """
 
     text: str | None
@@ -121,7 +129,10 @@ class TokenPrompt(NamedTuple):
     encoder_token_ids: list[int] | None = None
 
     def last(self, count: int | None) -> TokenPrompt:
-        """Its last `num_tokens` tokens; None: all of them."""
+        """Return the prompt with its last `count` tokens; None for all.
+
+        Raises `InvalidRequest` if this cuts a prompt with media.
+        """
         if count is None:
             return self
         if self.media and count < len(self.token_ids):
@@ -134,7 +145,7 @@ class TokenPrompt(NamedTuple):
 
 
 def as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
-    """One prompt or several as a list. A list of ints is one prompt."""
+    """Return one or several prompts as a list. A list of ints is one prompt."""
     if isinstance(prompts, str | dict):
         return [prompts]
     entries: list[Any] = list(prompts)
@@ -144,10 +155,7 @@ def as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
 
 
 def resolve_prompt(prompt: Prompt | None, inputs: Prompt | None) -> Prompt:
-    """A prompt that may be passed under its old name, `inputs`.
-
-    Raises `TypeError` for both and for neither, as a missing argument does.
-    """
+    """Return `prompt` or `inputs`, its old name. Raises `TypeError` for both or neither."""
     if prompt is not None and inputs is not None:
         raise TypeError("prompt and inputs are the same: give one of them.")
     resolved = inputs if prompt is None else prompt
@@ -161,16 +169,17 @@ def tokenize_prompt(
     tokenizer: Tokenizer | None,
     processor: ProcessorFactory | None = None,
 ) -> TokenPrompt:
-    """Token ids of a prompt: text, token ids, {"prompt": text}, {"prompt_token_ids": ids} or
-    {"prompt_embeds": tensor}. With an additional "cache_salt", only prompts with the same salt
-    share cached prefixes; "multi_modal_data" adds pictures.
+    """Tokenize a prompt: text, token ids, {"prompt": text}, {"prompt_token_ids": ids} or
+    {"prompt_embeds": tensor}. A dict may also have "cache_salt", so that only prompts with the same
+    salt share cached prefixes, and "multi_modal_data".
 
-    `processor`: creates the model's processor; None: it accepts no pictures.
+    For a model with a text encoder, this is the encoder's prompt, or both are in
+    {"encoder_prompt": prompt, "decoder_prompt": prompt or None}.
 
-    A model whose encoder reads texts takes any of these texts or token ids for it, or
-    {"encoder_prompt": one, "decoder_prompt": one or None}.
+    `processor` creates the model's processor; None for a model without media.
 
-    Raises `InvalidRequest` for other forms and unknown keys, and for text without a tokenizer.
+    Raises `InvalidRequest` for other formats and unknown keys, for invalid media, and for text
+    without a tokenizer.
     """
     if isinstance(processor, EncoderTextProcessor):
         return _with_encoder_text(prompt, tokenizer, processor)
@@ -227,7 +236,7 @@ def _of_dict(
 def _with_encoder_text(
     prompt: Prompt, tokenizer: Tokenizer | None, processor: EncoderTextProcessor
 ) -> TokenPrompt:
-    """The decoder's prompt, with what the encoder reads."""
+    """Return the decoder's prompt, with the encoder's text as its media."""
     parts: dict[str, Any] = {}
     if isinstance(prompt, dict) and "encoder_prompt" in prompt:
         parts = dict(prompt)
@@ -239,7 +248,7 @@ def _with_encoder_text(
     if isinstance(begin, dict) and isinstance(begin.get("prompt"), str) and len(begin) == 1:
         begin = begin["prompt"]
     if isinstance(begin, str) and tokenizer is not None:
-        # What special tokens end a prompt with would end the output.
+        # A special token at the prompt's end would end the output.
         decoder = TokenPrompt(begin, tokenizer.encode(begin, add_special_tokens=False))
     elif begin is not None:
         decoder = tokenize_prompt(begin, tokenizer)
@@ -265,9 +274,7 @@ def _with_media(
     tokenizer: Tokenizer | None,
     processor: AnyProcessor | None,
 ) -> TokenPrompt:
-    """A prompt with pictures, whose placeholders expand to the tokens of their pictures, or with
-    audio.
-    """
+    """Return a prompt with prepared media, whose placeholders are expanded."""
     if processor is None:
         raise InvalidRequest(
             "The model takes no images and no audio: leave multi_modal_data out.",
@@ -318,7 +325,7 @@ def _with_media(
 def _with_registered(
     prompt: dict[str, Any], tokenizer: Tokenizer, processor: RegisteredProcessor
 ) -> TokenPrompt:
-    """A prompt of a model class that prepares its pictures itself."""
+    """Return the prompt of a model class that registered its image processing."""
     data = prompt["multi_modal_data"]
     if not isinstance(data, dict) or set(data) != {"image"} or prompt.get("mm_processor_kwargs"):
         raise InvalidRequest(
@@ -342,9 +349,9 @@ def _with_registered(
 def _with_audios(
     prompt: dict[str, Any], tokenizer: Tokenizer, processor: AudioProcessor
 ) -> TokenPrompt:
-    """A prompt whose placeholders expand to the tokens of their audio."""
+    """Return a prompt with prepared audio, whose placeholders are expanded."""
     data = _audios(prompt)
-    # A list of numbers is one audio, too.
+    # A list of numbers is a single item.
     numbers = int | float | np.number
     is_list = isinstance(data, list) and not all(isinstance(entry, numbers) for entry in data)
     audios = data if is_list else [data]
@@ -370,7 +377,7 @@ def _with_audios(
 
 
 def _audios(prompt: dict[str, Any]) -> Any:
-    """The audio or audios of a prompt. Raises `InvalidRequest` for other media and options."""
+    """Return a prompt's audio items. Raises `InvalidRequest` for other media and for options."""
     data = prompt["multi_modal_data"]
     if not isinstance(data, dict) or set(data) != {"audio"}:
         raise InvalidRequest(
@@ -385,7 +392,7 @@ def _audios(prompt: dict[str, Any]) -> Any:
 
 
 def _merge_encoder_prompt(prompt: dict[str, Any]) -> dict[str, Any]:
-    """Combine a prompt in two parts: the decoder's, with the encoder's media.
+    """Combine a prompt in two parts to the decoder's with the encoder's media.
 
     Raises `InvalidRequest` for parts with other content.
     """
@@ -412,7 +419,7 @@ def _merge_encoder_prompt(prompt: dict[str, Any]) -> dict[str, Any]:
 def _with_sound(
     prompt: dict[str, Any], tokenizer: Tokenizer | None, processor: SoundProcessor
 ) -> TokenPrompt:
-    """A prompt of a model with an audio encoder: the output continues it."""
+    """Return the decoder's prompt of a model like Whisper, with prepared audio."""
     audio = _audios(prompt)
     if isinstance(audio, list) and len(audio) == 1:
         [audio] = audio
@@ -424,15 +431,15 @@ def _with_sound(
         raise InvalidRequest("Audio needs a prompt or prompt_token_ids.", param="prompt")
     if tokenizer is None:
         raise InvalidRequest("With skip_tokenizer_init prompts must be token ids.", param="prompt")
-    # Its tokens are spelled out, "<|startoftranscript|>" first.
+    # The text includes the special tokens, beginning with "<|startoftranscript|>".
     return TokenPrompt(text, tokenizer.encode(text, add_special_tokens=False), media=media)
 
 
 def _prepared_images(
     values: Any, processor: MediaProcessor, options: dict[str, Any]
 ) -> list[PreparedMedia]:
-    """Of one image or a list of them. Vectors in the place of one: a tensor [n, hidden], or
-    {"image_embeds": tensor, "image_grid_thw": tensor [1, 3]}.
+    """Prepare an image or a list of images, each of which can be given as vectors: a tensor
+    [n, hidden], or {"image_embeds": tensor, "image_grid_thw": tensor [1, 3]}.
 
     Raises `InvalidRequest` for anything else.
     """
@@ -461,7 +468,7 @@ def _vectors_and_grid(value: Tensor | dict[str, Any]) -> tuple[np.ndarray, tuple
 
 
 def _images(values: Any) -> list[Any]:
-    """PIL images from an image or a list of them. Raises `InvalidRequest` for anything else."""
+    """Return PIL images of an image or a list of images. Raises `InvalidRequest` for others."""
     from PIL import Image
 
     images = []
@@ -479,8 +486,7 @@ def _images(values: Any) -> list[Any]:
 
 
 def _videos(values: Any) -> list[Video]:
-    """One video or a list of them: frames, uint8 [n, height, width, 3] or a list of PIL images, or
-    these with their rate, (frames, {"fps": frames per second}).
+    """Return a video or a list of videos, each in a format of `MultiModalDataDict`.
 
     Raises `InvalidRequest` for anything else.
     """
@@ -519,7 +525,10 @@ def _video(value: Any) -> Video:
 
 
 def _of_embeds(embeds: Any) -> TokenPrompt:
-    """[num_tokens, hidden], or with a first dimension of 1."""
+    """Return a prompt of embeddings [num_tokens, hidden] or [1, num_tokens, hidden].
+
+    Raises `InvalidRequest` for other shapes and dtypes.
+    """
     if not isinstance(embeds, Tensor):
         raise InvalidRequest("prompt_embeds must be a tensor.", param="prompt_embeds")
     if embeds.dim() == 3 and len(embeds) == 1:

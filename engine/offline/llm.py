@@ -1,4 +1,4 @@
-"""`LLM`: the engine offline, in this process."""
+"""`LLM`: offline inference in this process."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ _POSITIONAL = (
 
 
 class LLM(PoolingMethods, BeamSearchMethods):
-    """Generates with a model in this process; or embeds, classifies and scores.
+    """A model in this process, to generate, embed, classify or score.
 
     Args:
-        model: folder of the model (or a hub id if a hub is reachable).
-        *positional: settings by position: tokenizer, tokenizer_mode, ..., as in vLLM.
+        model: folder of the model, or a hub id if a hub is reachable.
+        *positional: positional settings as in vLLM: tokenizer, tokenizer_mode, ...
         **settings: all settings of `EngineConfig`: `dtype`, `block_size`, `max_num_seqs`,
             `max_num_batched_tokens`, `num_gpu_blocks_override`, `enable_prefix_caching`, `seed`.
-            vLLM's names are translated, too.
+            vLLM's names are also accepted.
 
     Attributes:
         llm_engine: the engine, for callers that run single steps.
@@ -79,7 +79,7 @@ class LLM(PoolingMethods, BeamSearchMethods):
         return self.llm_engine.get_tokenizer()
 
     def set_tokenizer(self, tokenizer: Any) -> None:
-        """Use another tokenizer from now on; see `LLMEngine.set_tokenizer`."""
+        """Replace the tokenizer; see `LLMEngine.set_tokenizer`."""
         self.llm_engine.set_tokenizer(tokenizer)
 
     def get_default_sampling_params(self) -> SamplingParams:
@@ -96,27 +96,26 @@ class LLM(PoolingMethods, BeamSearchMethods):
         *,
         priority: Sequence[int] | int | None = None,
     ) -> list[RequestOutput]:
-        """Generate for all prompts, batched; results come in the order of the prompts.
+        """Generate outputs for all prompts in batches. Results are in the order of the prompts.
 
-        An output that reaches the end of the model's context ends there, with the finish reason
-        "length"; a prompt that leaves no space for one is refused.
+        An output that reaches the model's context length ends with the finish reason "length". A
+        prompt that leaves no space for an output is refused.
 
         Args:
             prompts: a text, token ids, {"prompt": text}, {"prompt_token_ids": ids} or, with
-                enable_prompt_embeds, {"prompt_embeds": float tensor [num_tokens, hidden]} as the
-                model's embedding table gives them; or a list of such.
-            sampling_params: for all, or one per prompt; default: the model's own.
-            prompt_token_ids: instead of `prompts`.
-            use_tqdm: show a progress bar; or a function that creates one, like tqdm.
-            lora_request: the adapter (`LoRARequest`), for all or one per prompt; None: no adapter.
-            priority: for all, or one per prompt, with scheduling_policy="priority".
+                enable_prompt_embeds, {"prompt_embeds": float tensor [num_tokens, hidden]} in place
+                of the outputs of the embedding table; or a list of these.
+            sampling_params: those of all prompts or one per prompt; by default the model's.
+            prompt_token_ids: an alternative to `prompts`.
+            use_tqdm: whether to show a progress bar, or a function that creates one, like tqdm.
+            lora_request: the adapter (`LoRARequest`) of all prompts or one per prompt, or None.
+            priority: that of all prompts or one per prompt, with scheduling_policy="priority".
 
-        If only some requests fail, each of these has a result with an `error` and the
-        `finish_reason` "error".
+        If only some requests fail, their results have an `error` and the `finish_reason` "error".
 
         Raises:
-            InvalidRequest: a prompt or parameter can't be served; nothing has run then.
-            InvalidRequest, EngineFault: all requests failed; the first one's error.
+            InvalidRequest: a prompt or parameter is invalid; no request was run.
+            InvalidRequest, EngineFault: all requests failed; this is the first error.
         """
         entries = self._entries(prompts, prompt_token_ids, lora_request)
         params = self._params_for(sampling_params, len(entries))
@@ -131,9 +130,10 @@ class LLM(PoolingMethods, BeamSearchMethods):
         lora_request: Any = None,
         priority: Sequence[int] | int | None = None,
     ) -> list[str]:
-        """Queue prompts as for `generate` without running them; returns the requests' ids.
+        """Queue prompts without running them. Returns the requests' ids.
 
-        Raises as `generate` does; nothing is queued then.
+        Arguments are those of `generate`. Raises `InvalidRequest` for an invalid prompt or
+        parameter; no request is queued then.
         """
         entries = self._entries(prompts, None, lora_request)
         params = self._params_for(sampling_params, len(entries))
@@ -144,10 +144,10 @@ class LLM(PoolingMethods, BeamSearchMethods):
     def wait_for_completion(
         self, output_type: Any = None, *, use_tqdm: UseTqdm = True
     ) -> list[RequestOutput]:
-        """Run everything that was enqueued; returns the results in order. Raises as `generate`
-        does.
+        """Run all requests that were enqueued, and return their results in order.
 
-        `output_type`: a class, or several, that results must have.
+        `output_type` is the class, or a tuple of classes, that results must have. Raises the errors
+        of `generate`, and `TypeError` for a result of another class.
         """
         waiting, self._enqueued = self._enqueued, []
         results = self._finish(waiting, use_tqdm)
@@ -186,9 +186,9 @@ class LLM(PoolingMethods, BeamSearchMethods):
         chat_template_content_format: str = "auto",
         priority: Sequence[int] | int | None = None,
     ) -> list[RequestOutput]:
-        """Generate the next turn of one conversation, or of several. Raises as `generate` does.
+        """Generate the next turn of one or several conversations. Raises the errors of `generate`.
 
-        Messages may hold images: parts `image_url`, or PIL images as `image_pil`.
+        Messages may contain media, for example parts `image_url`, or PIL images as `image_pil`.
         """
         prompts = self._rendered(
             messages,
@@ -222,7 +222,7 @@ class LLM(PoolingMethods, BeamSearchMethods):
         tools: list[dict[str, Any]] | None = None,
         chat_template_kwargs: dict[str, Any] | None = None,
     ) -> list[str]:
-        """Queue the next turns as for `chat` without running them; see `enqueue`."""
+        """Queue the next turns, as `chat`, without running them; see `enqueue`."""
         prompts = self._rendered(
             messages,
             lora_request,
@@ -253,31 +253,30 @@ class LLM(PoolingMethods, BeamSearchMethods):
         return prompts
 
     def save_quantized(self, path: str | Path) -> list[Path]:
-        """Write the model as compressed-tensors; see `LLMEngine.save_quantized`."""
+        """Save the model as compressed-tensors; see `LLMEngine.save_quantized`."""
         return self.llm_engine.save_quantized(path)
 
     def load_report(self) -> list[LayerReport]:
-        """How each layer's weights were loaded; empty for a model that another library runs."""
+        """Return how each layer's weights were loaded; empty for a model in another library."""
         return list(self.core.facts.load_report)
 
     def sleep(self, level: int = 1) -> None:
-        """Release the KV cache's memory and, on a GPU, move the weights to host memory; at level 2
-        also release the weights. Needs `enable_sleep_mode`.
+        """Release the KV cache's memory and, on a GPU, move the weights to host memory. Level 2
+        also releases the weights.
 
-        Raises `InvalidRequest` for another level, or without that setting.
+        Raises `InvalidRequest` for another level, or without `enable_sleep_mode`.
         """
         self.llm_engine.sleep(level)
 
     def wake_up(self, tags: list[str] | None = None) -> None:
-        """Allocate memory again: for those of "weights" and "kv_cache" in `tags`, or both.
+        """Reallocate the memory of `tags`, "weights" and "kv_cache", by default of both.
 
-        Raises `InvalidRequest` for another tag, `ModelLoadError` if the weights can't be read any
-        more.
+        Raises `InvalidRequest` for another tag, `ModelLoadError` if the weights can't be read.
         """
         self.llm_engine.wake_up(tags)
 
     def is_sleeping(self) -> bool:
-        """Whether weights or KV cache are asleep; nothing can be generated meanwhile."""
+        """Return whether weights or KV cache are asleep. Meanwhile requests can't run."""
         return self.llm_engine.is_sleeping()
 
     def reset_prefix_cache(
@@ -287,7 +286,7 @@ class LLM(PoolingMethods, BeamSearchMethods):
         return self.llm_engine.reset_prefix_cache(reset_running_requests, reset_connector)
 
     def reset_mm_cache(self) -> None:
-        """Drop cached encoder outputs of pictures."""
+        """Drop cached encoder outputs that no request needs."""
         self.llm_engine.core.reset_encoder_cache()
 
     @property
@@ -296,7 +295,7 @@ class LLM(PoolingMethods, BeamSearchMethods):
         return self.llm_engine.get_model_config()
 
     def get_metrics(self) -> list[Metric]:
-        """Return load and totals, under vLLM's names."""
+        """Return metrics by vLLM's names."""
         return self.llm_engine.get_metrics()
 
     def start_profile(self, folder: str | None = None) -> None:
@@ -318,7 +317,7 @@ class LLM(PoolingMethods, BeamSearchMethods):
         return self.llm_engine.collective_rpc(method, timeout, args, kwargs)
 
     def apply_model(self, func: Callable[[Any], Any]) -> list[Any]:
-        """Call a function with each worker's model; the results by rank."""
+        """Call a function with each worker's model. Returns the results by rank."""
         return self.llm_engine.apply_model(func)
 
     def get_world_size(self, include_dp: bool = True) -> int:
@@ -351,7 +350,7 @@ class LLM(PoolingMethods, BeamSearchMethods):
     def _submit_all(
         self, entries: list[TokenPrompt], params: list[SamplingParams], priorities: list[int]
     ) -> list[RequestOutputCollector]:
-        """Queue all requests, or none."""
+        """Queue all requests, or none if one is invalid."""
         collectors: list[RequestOutputCollector] = []
         try:
             for entry, param, priority in zip(entries, params, priorities, strict=True):
@@ -365,7 +364,7 @@ class LLM(PoolingMethods, BeamSearchMethods):
     def _finish(
         self, collectors: list[RequestOutputCollector], use_tqdm: UseTqdm
     ) -> list[RequestOutput]:
-        """Run requests until they finish. On any error none of them remains in the engine."""
+        """Run requests until they finish. On an exception all of them are aborted."""
         waiting = {
             collector.request_id: collector for collector in collectors if not collector.finished
         }

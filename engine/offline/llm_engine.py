@@ -1,4 +1,4 @@
-"""`LLMEngine`: an engine in this process, a step at a time."""
+"""`LLMEngine`: an engine in this process, whose caller runs each step."""
 
 from __future__ import annotations
 
@@ -60,10 +60,10 @@ from engine.text.tokenizer import Tokenizer
 
 
 class TorchThreads:
-    """Changes torch's number of threads while the engine works, and restores it afterwards.
+    """Sets torch's number of threads while the engine runs, and restores the caller's afterwards.
 
-    The compiled kernels have threads of their own and leave torch one (torch's idle threads would
-    take their cores). While the engine isn't working, torch belongs to the caller.
+    The compiled kernels have their own threads and leave torch one thread, as torch's idle threads
+    would occupy their cores.
     """
 
     def __init__(self) -> None:
@@ -72,7 +72,7 @@ class TorchThreads:
 
     @contextmanager
     def engine_threads(self) -> Iterator[None]:
-        """Context in which the engine works. Reentrant."""
+        """Return a context in which the engine runs. It is reentrant."""
         callers = torch.get_num_threads()
         if not self._depth and self._engines is not None:
             torch.set_num_threads(self._engines)
@@ -90,10 +90,11 @@ Result = RequestOutput | PoolingRequestOutput[PoolingOutput]
 
 
 class LLMEngine:
-    """Accepts requests at any time and runs them together, one step per call of `step`.
+    """An engine that accepts requests at any time, and runs a batch of them in each `step`.
 
     Attributes:
-        config: its settings. core: schedules and runs.
+        config: the settings.
+        core: schedules and runs requests.
 
     Raises:
         ConfigError: a setting is out of range. ModelLoadError: the model can't be loaded.
@@ -111,7 +112,7 @@ class LLMEngine:
         self._tokenizer = None if tokenizer is None else OfflineTokenizer.of(tokenizer)
         self._adapter_tokenizers = AdapterTokenizers()
         self.collectors: dict[str, RequestOutputCollector] = {}
-        #: Results of steps that ran outside of `run_step`, which returns them.
+        #: Results of steps outside of `run_step`, which the next `run_step` returns.
         self._owed: list[TokenDelta] = []
         self._pooling: dict[str, PoolingRequestOutput[PoolingOutput]] = {}
         self._profile = TorchProfiler()
@@ -120,7 +121,7 @@ class LLMEngine:
 
     @classmethod
     def from_engine_args(cls, engine_args: EngineArgs, **_: Any) -> LLMEngine:
-        """Create an engine with these settings; other arguments of vLLM's are ignored."""
+        """Create an engine with these settings. vLLM's other arguments are ignored."""
         return cls(engine_args.create_engine_config())
 
     def add_request(
@@ -136,10 +137,13 @@ class LLMEngine:
         *,
         inputs: Prompt | None = None,
     ) -> str:
-        """Queue a request; returns its id. `prompt`: as for `LLM.generate`; `inputs` is its old
-        name. `params`: None for the model's own.
+        """Queue a request. Returns its id.
 
-        `arrival_time`: seconds since the epoch; None: now. `trace_headers` have no effect.
+        Args:
+            prompt: a prompt as for `LLM.generate`; `inputs` is the argument's old name.
+            params: by default the model's sampling parameters.
+            arrival_time: seconds since the epoch, by default now.
+            trace_headers: has no effect.
 
         Raises:
             InvalidRequest: it can't be served, or the id is in use.
@@ -170,9 +174,7 @@ class LLMEngine:
         priority: int,
         arrival_time: float | None = None,
     ) -> RequestOutputCollector:
-        """Queue a tokenized prompt. An output that doesn't fit the context ends there
-        ("length").
-        """
+        """Queue a tokenized prompt. `max_tokens` is limited to the model's context."""
         longest = self.core.facts.max_model_len
         entry = entry.last(params.prompt_limit(longest))
         remaining_tokens = longest - len(entry.token_ids)
@@ -188,7 +190,7 @@ class LLMEngine:
         params = self._on_finished(params, tokenizer)
         ranked = params
         if params.num_sequences > params.n and params.logprobs is None:
-            # Ranking the candidates needs their log probabilities.
+            # Log probabilities are needed to rank the candidates.
             ranked = msgspec.structs.replace(params, logprobs=0)
         self.core.add_request(
             EngineRequest(
@@ -221,7 +223,9 @@ class LLMEngine:
 
     @property
     def media_processor(self) -> ProcessorFactory | None:
-        """Create the processor of the model's media, once; None: it accepts none."""
+        """A function that creates the media processor on the first call, or the processor of an
+        encoder's texts; None for a model without media.
+        """
         facts = self.core.facts
         if facts.max_encoder_tokens:
             return EncoderTextProcessor(
@@ -245,7 +249,7 @@ class LLMEngine:
         return MediaProcessor(facts.tokenizer_folder, config.pruning_rates, options)
 
     def locate_media(self, entry: TokenPrompt) -> list[MediaItem]:
-        """Positions of a prompt's media."""
+        """Return a prompt's media with their positions."""
         facts, placed = self.core.facts, list[PreparedMedia]()
         if not (facts.encoder_length or facts.max_encoder_tokens):
             placed = [item for item in entry.media if isinstance(item, PreparedMedia)]
@@ -254,7 +258,7 @@ class LLMEngine:
         return locate_media(entry.token_ids, placed)
 
     def _on_finished(self, params: SamplingParams, tokenizer: Tokenizer | None) -> SamplingParams:
-        """Parameters with which an output also ends on the EOS of an adapter's tokenizer."""
+        """Return parameters with the EOS of an adapter's tokenizer as a stop token."""
         eos_id = None if tokenizer is None or params.ignore_eos else tokenizer.eos_token_id
         if tokenizer is self._tokenizer or eos_id in (None, *self.core.facts.eos_token_ids):
             return params
@@ -301,13 +305,13 @@ class LLMEngine:
 
     @property
     def has_work(self) -> bool:
-        """Whether `step` would do anything; requests of a sleeping model wait."""
+        """Whether `step` has anything to do. Requests of a sleeping model wait."""
         return bool(self._owed) or self.core.has_work
 
     def step(self) -> list[Result]:
-        """Run one step. Returns the results of all requests that got something, each complete so
-        far or as its `output_kind` says; `finished` tells which have ended, and `error` why one
-        failed.
+        """Run a step. Returns the results of all requests with new output, by default with all
+        output so far, see `SamplingParams.output_kind`. `finished` is set once a request has ended,
+        and `error` if it failed.
         """
         results: list[Result] = []
         touched, pooled = self.run_step()
@@ -317,7 +321,10 @@ class LLMEngine:
         return results + list(pooled)
 
     def _has_pending_output(self) -> None:
-        """Run a step whose results the next `run_step` returns."""
+        """Run a step, whose results the next `run_step` returns.
+
+        Raises `EngineSleeping` while the model sleeps.
+        """
         if self.core.is_sleeping:
             raise EngineSleeping("The model sleeps until it's woken up.")
         with self.threads.engine_threads():
@@ -326,7 +333,7 @@ class LLMEngine:
     def run_step(
         self,
     ) -> tuple[list[RequestOutputCollector], list[PoolingRequestOutput[PoolingOutput]]]:
-        """Run one step; returns the requests that got something, and forgets those that ended."""
+        """Run a step. Returns the requests with new output, and removes those that have ended."""
         touched: dict[str, RequestOutputCollector] = {}
         pooled: list[PoolingRequestOutput[PoolingOutput]] = []
         with self.threads.engine_threads():
@@ -362,22 +369,23 @@ class LLMEngine:
         return self._tokenizer
 
     def tokenizer_of(self, adapter: AdapterRef | None) -> Tokenizer | None:
-        """The tokenizer of an adapter's prompts and texts: the adapter's own if it has one."""
+        """Return an adapter's tokenizer, by default the model's; None with skip_tokenizer_init."""
         base = self._tokenizer
         return None if base is None else self._adapter_tokenizers.get(adapter, base)
 
     def get_tokenizer(self) -> OfflineTokenizer:
-        """The tokenizer. Raises `InvalidRequest` with skip_tokenizer_init."""
+        """Return the tokenizer. Raises `InvalidRequest` with skip_tokenizer_init."""
         if self._tokenizer is None:
             raise InvalidRequest("This LLM was made with skip_tokenizer_init.", param="tokenizer")
         return self._tokenizer
 
     def set_tokenizer(self, tokenizer: Any) -> None:
-        """Use another tokenizer from now on: a result of `get_tokenizer`, a folder with one, or a
-        fast tokenizer of the transformers library.
+        """Replace the tokenizer by a result of `get_tokenizer`, that of a folder, or a fast
+        tokenizer of the transformers library.
 
         Raises:
-            InvalidRequest: it is none of these. ModelLoadError: the folder has none.
+            InvalidRequest: the argument has another type.
+            ModelLoadError: the folder has no tokenizer.
         """
         self._tokenizer = OfflineTokenizer.convert(tokenizer)
 
@@ -386,7 +394,7 @@ class LLMEngine:
         return replace(self.config, max_model_len=self.core.facts.max_model_len)
 
     def get_decoding_config(self) -> DecodingConfig:
-        """Return how structured outputs are enforced: by llguidance, vLLM's "guidance"."""
+        """Return the settings of structured outputs, which use llguidance, vLLM's "guidance"."""
         return DecodingConfig(reasoning_backend=self.config.reasoning_parser or "")
 
     @property
@@ -395,15 +403,15 @@ class LLMEngine:
 
     @property
     def vllm_config(self) -> VllmConfig:
-        """The settings and the model's facts by vLLM's names."""
+        """The settings and the model's properties, with vLLM's names."""
         return self.core.executor.collective_rpc(lambda worker: worker.vllm_config)[0]
 
     def do_log_stats(self) -> None:
-        """Log the load, and the throughput since the last call."""
+        """Log the current load, and the throughput since the last call."""
         self._stats_log.log(self.core.snapshot)
 
     def get_metrics(self) -> list[Metric]:
-        """Return load and totals, under vLLM's names."""
+        """Return metrics by vLLM's names."""
         name, max_model_len = self.config.name, self.core.facts.max_model_len
         states, max_adapters = self.core.adapters.states(), self.config.max_loras
         return [
@@ -413,20 +421,20 @@ class LLMEngine:
         ]
 
     def get_supported_tasks(self) -> tuple[str, ...]:
-        """ "generate", or what the pooling model does."""
+        """Return the supported tasks: "generate", or those of a pooling model."""
         return tuple(self.core.facts.tasks)
 
     def is_sleeping(self) -> bool:
-        """Whether weights or KV cache are asleep; nothing can be generated meanwhile."""
+        """Return whether weights or KV cache are asleep. Meanwhile requests can't run."""
         return self.core.is_sleeping
 
     def reset_prefix_cache(
         self, reset_running_requests: bool = False, reset_connector: bool = False
     ) -> bool:
-        """Drop cached prefixes; False while any request holds blocks.
+        """Clear the prefix cache. Returns False, without clearing it, while any request has blocks.
 
         With `reset_running_requests` running requests free their blocks and recompute them. Blocks
-        outside the KV cache are dropped as well, with or without `reset_connector`.
+        outside of the KV cache are dropped as well, with or without `reset_connector`.
         """
         if reset_running_requests:
             with self.threads.engine_threads():
@@ -444,14 +452,15 @@ class LLMEngine:
             self.core.wake_up(tags)
 
     def add_lora(self, lora_request: LoRARequest) -> bool:
-        """Load an adapter to the device before its first request; False: it is loaded already.
+        """Load an adapter to the device before its first request. Returns False if it is already
+        loaded.
 
-        Raises `InvalidRequest` if it can't be an adapter of this model.
+        Raises `InvalidRequest` if it can't be loaded for this model.
         """
         return self._loaded.add(lora_request)
 
     def pin_lora(self, lora_id: int) -> bool:
-        """Pin an adapter that `add_lora` has loaded, so that it is never evicted.
+        """Pin an adapter that was loaded by `add_lora`, so that it is never evicted.
 
         Raises `InvalidRequest` for an unknown number.
         """
@@ -466,16 +475,16 @@ class LLMEngine:
         return self._loaded.numbers()
 
     def start_profile(self, folder: str | None = None) -> None:
-        """Profile computations from now on, until `stop_profile`.
+        """Profile computations until `stop_profile`.
 
         Raises `InvalidRequest` while another profile runs.
         """
         self._profile.start(folder)
 
     def stop_profile(self) -> str:
-        """Stop the profile; returns its file, for Perfetto or chrome://tracing.
+        """Stop the profile. Returns its file, for Perfetto or chrome://tracing.
 
-        Raises `InvalidRequest` unless one runs.
+        Raises `InvalidRequest` if no profile runs.
         """
         return self._profile.stop()
 
@@ -486,35 +495,35 @@ class LLMEngine:
         args: Sequence[Any] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> list[Any]:
-        """Call a method of each worker, or a function with each worker; returns the results by
+        """Call a method of each worker, or a function with each worker. Returns the results by
         rank.
 
-        `timeout` has no effect: the worker is in this process. Raises `InvalidRequest` for a method
-        that workers don't have.
+        `timeout` has no effect. Raises `InvalidRequest` for a method that workers don't have.
         """
         return self.core.executor.collective_rpc(method, args, kwargs)
 
     def apply_model(self, func: Callable[[Any], Any]) -> list[Any]:
-        """Call a function with each worker's model; returns the results by rank."""
+        """Call a function with each worker's model. Returns the results by rank."""
         with self.threads.engine_threads():
             return self.core.executor.collective_rpc(lambda worker: func(worker.loaded.model))
 
     @property
     def model_executor(self) -> LLMEngine:
-        """This engine: the object on which vLLM has `save_sharded_state`."""
+        """This engine, as vLLM's executor has `save_sharded_state`."""
         return self
 
     def save_sharded_state(
         self, path: str, pattern: str | None = None, max_size: int | str | None = MAX_BYTES
     ) -> list[Path]:
-        """Write the checkpoint's weights to a folder, in files for load_format="sharded_state".
-        Returns the files. Weights are written as the checkpoint has them; `quantization` rounds
-        them anew.
+        """Save the checkpoint's weights to a folder for load_format="sharded_state". Returns the
+        files.
+
+        Weights are saved as they are in the checkpoint, and `quantization` is applied whenever the
+        files are loaded.
 
         Raises:
-            InvalidRequest: an invalid folder, pattern or size. ModelLoadError: the checkpoint is a
-            GGUF
-                file, or can't be read.
+            InvalidRequest: the folder, pattern or size is invalid, or the checkpoint is a GGUF
+            file. ModelLoadError: the checkpoint can't be read.
         """
         folder = resolve_folder(self.config)
         if find_gguf(Path(self.config.model)) is not None:
@@ -524,20 +533,20 @@ class LLMEngine:
         )
 
     def save_quantized(self, path: str | Path) -> list[Path]:
-        """Write the model to a new folder as compressed-tensors, with linear layers in the 8 or 4
-        bits of `quantization`, for Quire and other engines. Returns the weight files. 4 bits are
-        written as computed here; 8 bits have a scale per row, while computation here uses one per
-        128 elements. Embedding tables are written as the checkpoint has them.
+        """Save the model to a new folder as compressed-tensors, with linear layers in the 8 or 4
+        bits of `quantization`, for Quire and other engines. Returns the weight files.
+
+        The 4-bit weights are those of this engine. The 8-bit weights have a scale per row, whereas
+        this engine uses one per 128 elements. Embedding tables are saved as in the checkpoint.
 
         Raises:
-            InvalidRequest: `quantization` isn't int8 or int4, the folder exists already, or the
-            model
-                runs through another library. ModelLoadError: the checkpoint is a GGUF file or
-                quantized already.
+            InvalidRequest: `quantization` isn't int8 or int4, the checkpoint is a GGUF file or
+                already quantized, the folder exists or can't be written, or the model runs in
+                another library.
         """
         [model] = self.core.executor.collective_rpc(lambda worker: worker.loaded.model)
         return save_quantized(self.config, model, path)
 
     def shutdown(self) -> None:
-        """Release all memory and threads; the engine is unusable afterwards."""
+        """Release all memory and threads. The engine is unusable afterwards."""
         self.core.shutdown()

@@ -1,4 +1,4 @@
-"""`LoadedLoRAs`: adapters that a program loads to the device itself, by numbers of its own."""
+"""`LoadedLoRAs`: adapters that a program loads to the device, by its own numbers."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from engine.lora.adapter_cache import AdapterManager
 
 
 class LoadedLoRAs:
-    """See vLLM's `add_lora` and related methods. A number is only a reference to content."""
+    """The adapters of vLLM's `add_lora` and related methods. A number only refers to content."""
 
     def __init__(self, pool: AdapterManager, step: Callable[[], None]) -> None:
-        """`step`: runs the engine, which also advances loads."""
+        """`step` runs a step of the engine, in which loading advances."""
         self._pool, self._step = pool, step
         self._refs: dict[int, AdapterRef] = {}
         self._pinned: set[int] = set()
 
     def add(self, request: LoRARequest) -> bool:
-        """Load an adapter to the device; False if it is loaded under this number already.
+        """Load an adapter to the device. Returns False if it is already loaded by this number.
 
         Raises `InvalidRequest` if it can't be loaded.
         """
@@ -32,7 +32,7 @@ class LoadedLoRAs:
         return True
 
     def pin(self, number: int) -> bool:
-        """Pin an adapter on the device; it is loaded again if it was evicted.
+        """Pin an adapter on the device, and reload it if it was evicted.
 
         Raises `InvalidRequest` for a number that wasn't passed to `add`.
         """
@@ -43,13 +43,13 @@ class LoadedLoRAs:
         return True
 
     def remove(self, number: int) -> bool:
-        """Remove an adapter once no request uses it; False if it isn't loaded."""
+        """Remove an adapter once no request uses it. Returns False if it isn't loaded."""
         self._pinned.discard(number)
         ref = self._refs.pop(number, None)
         return ref is not None and self._pool.unload(ref.digest)
 
     def numbers(self) -> set[int]:
-        """Numbers of added adapters that are on the device."""
+        """Return the numbers of added adapters on the device."""
         on_device = {state.digest for state in self._pool.states() if state.tier == "device"}
         return {number for number, ref in self._refs.items() if ref.digest in on_device}
 

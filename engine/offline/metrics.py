@@ -1,4 +1,4 @@
-"""Result of `get_metrics`: the engine's metrics under vLLM's names."""
+"""The engine's metrics with vLLM's names, as `get_metrics` returns them."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ BUCKETS = {
 
 
 class RequestMetricsCollector:
-    """Counts the results of requests; times are seconds since the epoch."""
+    """Histograms of requests. Times are in seconds since the epoch."""
 
     def __init__(self) -> None:
         self.by_name: dict[str, Counts] = {name: empty(bounds) for name, bounds in BUCKETS.items()}
 
     def token(self, arrival: float, last: float | None, now: float) -> None:
-        """Count new tokens of a request's first output. `last`: time of the previous ones;
-        None: none.
+        """Count new tokens of a request's first output. `last` is the time of the previous ones;
+        None for the first.
         """
         if last is None:
             self._observe("time_to_first_token_seconds", now - arrival)
@@ -48,7 +48,7 @@ class RequestMetricsCollector:
     def end(
         self, arrival: float, tokens_from: float, now: float, num_prompt: int, num_new: int
     ) -> None:
-        """Count a finished request. `tokens_from`: when its first token came."""
+        """Count a finished request. `tokens_from` is the time of its first token."""
         self._observe("e2e_request_latency_seconds", now - arrival)
         self._observe("request_prompt_tokens", num_prompt)
         self._observe("request_generation_tokens", num_new)
@@ -62,7 +62,7 @@ class RequestMetricsCollector:
 
 @dataclass(frozen=True)
 class Metric:
-    """A metric. `labels` distinguish several of the same name."""
+    """A metric. `labels` distinguish metrics of the same name."""
 
     name: str
     labels: dict[str, str] = field(default_factory=dict)
@@ -70,7 +70,7 @@ class Metric:
 
 @dataclass(frozen=True)
 class Counter(Metric):
-    """A value that only grows."""
+    """A value that only increases."""
 
     value: int = 0
 
@@ -84,14 +84,14 @@ class Gauge(Metric):
 
 @dataclass(frozen=True)
 class Vector(Metric):
-    """Several values that only grow, by position."""
+    """Values by position that only increase."""
 
     values: list[int] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
 class Histogram(Metric):
-    """`buckets`: cumulative counts by upper bound as text; the last is "+Inf"."""
+    """A histogram. `buckets` are cumulative counts by upper bound as text; the last is "+Inf"."""
 
     count: int = 0
     sum: float = 0.0
@@ -118,7 +118,9 @@ _COUNTERS = {
 def adapter_metrics(
     adapters: Sequence[AdapterStatus], max_loras: int | None, model: str
 ) -> Iterator[Metric]:
-    """Adapters of running and waiting requests, as in vLLM: a time with two lists."""
+    """Yield the adapters of running and waiting requests as vLLM does: a gauge with the current
+    time as its value, and two lists as labels.
+    """
     labels = {
         "model_name": model,
         "max_lora": str(max_loras or 0),
@@ -138,7 +140,7 @@ def _names(adapters: Sequence[AdapterStatus], *, running: bool) -> str:
 def histogram(
     name: str, labels: dict[str, str], bounds: Sequence[float], seen: Counts, max_model_len: int
 ) -> Histogram:
-    """A histogram with these bounds; token counts have bounds up to the model's context."""
+    """Return a histogram with these bounds, for token counts only those within the context."""
     sums = list(itertools.accumulate(seen.counts))
     limit = max_model_len if bounds is REQUEST_TOKENS else math.inf
     buckets = {
@@ -153,13 +155,13 @@ def histogram(
 def request_metrics(
     figures: RequestMetricsCollector, model: str, max_model_len: int
 ) -> Iterator[Metric]:
-    """Metrics of requests."""
+    """Yield the histograms of requests."""
     for name, seen in figures.by_name.items():
         yield histogram(name, {"model_name": model}, BUCKETS[name], seen, max_model_len)
 
 
 def metrics_of(stats: EngineStats, model: str, max_model_len: int) -> Iterator[Metric]:
-    """The metrics of a snapshot, labelled with the model's name."""
+    """Yield the metrics of a snapshot, labeled with the model's name."""
     labels = {"model_name": model}
     for name, attribute in _GAUGES.items():
         yield Gauge(name, labels, float(getattr(stats, attribute)))

@@ -1,4 +1,4 @@
-"""`RequestOutputCollector`: assembles the outputs of one offline request."""
+"""`RequestOutputCollector`: assembles the outputs of an offline request."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from engine.text.tokenizer import Tokenizer
 
 
 class OutputAssembler:
-    """Collects one output: tokens, log probabilities and text."""
+    """Assembles an output: tokens, log probabilities and text."""
 
     def __init__(
         self,
@@ -48,11 +48,11 @@ class OutputAssembler:
             )
 
     def append(self, delta: TokenDelta) -> bool:
-        """Add a delta; True if a stop string ends the output here, rather than the engine."""
+        """Add a delta. Returns True if a stop string ended the output before the engine did."""
         output = self.output
         if output.finished:
             return False
-        # EOS itself never appears in the text, unless it is requested as a stop string.
+        # EOS isn't part of the text without include_stop_str_in_output.
         by_eos = (
             delta.finish_reason == "stop"
             and delta.stop_reason is None
@@ -72,7 +72,7 @@ class OutputAssembler:
         return False
 
     def _add_text(self, text: IncrementalDetokenizer, token_id: int) -> bool:
-        """Add a token's text; True when it completes a stop string."""
+        """Add a token's text. Returns True if it completes a stop string."""
         may_stop = len(self.output.token_ids) >= self._params.min_tokens
         safe, stopped = self._stop.append(text.push([token_id]), may_stop)
         self.output.text += safe
@@ -81,8 +81,8 @@ class OutputAssembler:
         return stopped is not None
 
     def finish(self, reason: str, stop_reason: int | str | None = None) -> None:
-        """Handle the engine's end: text that was held back is output after all, or has a stop
-        string.
+        """Finish the output for the engine's reason. Text that was held back is added, and can
+        still contain a stop string.
         """
         output = self.output
         output.finish_reason, output.stop_reason = reason, stop_reason
@@ -106,7 +106,7 @@ class OutputAssembler:
 
 
 def logprob_entry(scores: TokenLogprobs, tokenizer: Tokenizer | None) -> dict[int, Logprob]:
-    """One position's log probabilities by token id, with their texts."""
+    """Return a position's log probabilities by token id, with the tokens' texts."""
     texts = _texts(scores, tokenizer)
     entries = map(Logprob, scores.logprobs, scores.ranks, texts)
     return dict(zip(scores.token_ids, entries, strict=True))
@@ -115,7 +115,7 @@ def logprob_entry(scores: TokenLogprobs, tokenizer: Tokenizer | None) -> dict[in
 def flat_entry(
     flat: FlatLogprobs, scores: TokenLogprobs | None, tokenizer: Tokenizer | None
 ) -> None:
-    """Add one position's log probabilities to `flat`; None for a position without."""
+    """Append a position's log probabilities to `flat`; None for a position without any."""
     if scores is None:
         flat.append(None)
     else:
@@ -131,7 +131,7 @@ def _texts(scores: TokenLogprobs, tokenizer: Tokenizer | None) -> Sequence[str |
 
 @dataclass(slots=True)
 class _Position:
-    """How far one output has been delivered."""
+    """How much of an output has been delivered."""
 
     tokens: int = 0
     chars: int = 0
@@ -140,14 +140,14 @@ class _Position:
 
 @dataclass(slots=True)
 class DeltaTracker:
-    """How far each output, and the prompt's log probabilities, have been delivered."""
+    """What has been delivered of each output and of the prompt's log probabilities."""
 
     marks: dict[int, _Position] = field(default_factory=dict)
     prompt: bool = False
 
     def diff(self, result: RequestOutput) -> RequestOutput:
-        """The outputs with new content, and only that content; `cumulative_logprob` remains that of
-        all tokens. The prompt's log probabilities are delivered once.
+        """Return the outputs with new content, and only that content. `cumulative_logprob` is still
+        that of all tokens. The prompt's log probabilities are returned once.
         """
         outputs = [new for output in result.outputs if (new := self._new(output)) is not None]
         scores = None if self.prompt else result.prompt_logprobs
@@ -170,11 +170,13 @@ class DeltaTracker:
 
 
 class RequestOutputCollector:
-    """Collects one request's outputs.
+    """Collects a request's outputs.
 
     Args:
-        text, token_ids: the prompt's. params: as the caller gave them. figures: metrics to update.
-        encoder_prompt: text and token ids of what an encoder reads.
+        text, token_ids: those of the prompt.
+        params: the caller's parameters.
+        figures: metrics to update.
+        encoder_prompt: text and token ids of a text encoder's prompt.
     """
 
     def __init__(
@@ -209,8 +211,8 @@ class RequestOutputCollector:
         self.error: QuireError | None = None
 
     def push(self, delta: TokenDelta) -> bool:
-        """Add a delta; True if a stop string ended the output and the engine should stop it. An
-        error of the engine or the tokenizer ends all outputs and is stored in `error`.
+        """Add a delta. Returns True if a stop string ended the output, so that the engine must stop
+        it. An error of the engine or the tokenizer ends all outputs and is stored in `error`.
         """
         if self.error is not None:  # another output failed in the same step
             return False
@@ -240,7 +242,7 @@ class RequestOutputCollector:
         return stopped
 
     def _record_times(self, delta: TokenDelta) -> None:
-        """Record the time of events. The engine's own times come with the last delta."""
+        """Record the times of events. The last delta has the engine's times, which replace them."""
         metrics, now = self._metrics, time.time()
         metrics.num_generation_tokens += len(delta.token_ids)
         if delta.token_ids:
@@ -270,15 +272,15 @@ class RequestOutputCollector:
 
     @property
     def finished(self) -> bool:
-        """Whether all outputs have ended."""
+        """Whether all outputs have finished."""
         return self.error is not None or all(
             assembler.output.finished for assembler in self._assemblers
         )
 
     def result(self) -> RequestOutput:
-        """The request's result so far; with best_of, at the end the n likeliest outputs.
+        """Return the result so far; with best_of, once finished, the n most likely outputs.
 
-        A copy: later deltas don't change it.
+        It is a copy that later deltas don't change.
         """
         finished = self.finished
         outputs = [_copy(assembler.output) for assembler in self._assemblers]
@@ -301,7 +303,7 @@ class RequestOutputCollector:
         )
 
     def pop_delta(self) -> RequestOutput | None:
-        """The result to deliver now, according to `output_kind`; None: nothing yet."""
+        """Return the result to deliver now according to `output_kind`, or None."""
         kind = self._params.output_kind
         if kind is RequestOutputKind.FINAL_ONLY and not self.finished:
             return None
@@ -309,7 +311,7 @@ class RequestOutputCollector:
         return self._deltas.diff(result) if kind is RequestOutputKind.DELTA else result
 
     def _best(self, outputs: list[CompletionOutput]) -> list[CompletionOutput]:
-        """The n best of best_of, best first."""
+        """Return the n most likely of best_of outputs, in descending order."""
         ranked = sorted(outputs, key=lambda output: -(output.cumulative_logprob or 0.0))
         best = ranked[: self._params.n]
         for index, output in enumerate(best):

@@ -1,4 +1,4 @@
-"""Outputs of `LLM`: `RequestOutput` and those of pooling models. Torch-free."""
+"""Outputs of `LLM`: `RequestOutput` and those of pooling models."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from engine.contract.messages import FlightRecord, TokenDelta
 
 @dataclass(slots=True)
 class PoolingOutput:
-    """`data`: float32 [size], or [num_tokens, size] for the tasks by token."""
+    """A pooling model's output. `data` is float32 [size], or [num_tokens, size] for token tasks."""
 
     data: torch.Tensor
 
     @property
     def embedding(self) -> Any:
-        """The same as a list, or as a list of lists."""
+        """`data` as a list, or a list of lists."""
         return self.data.tolist()
 
 
 @dataclass(slots=True)
 class EmbeddingOutput:
-    """`embedding`: the vector."""
+    """The vector of a prompt."""
 
     embedding: list[float]
 
@@ -39,7 +39,7 @@ class EmbeddingOutput:
 
 @dataclass(slots=True)
 class ClassificationOutput:
-    """`probs`: one per label, in the order of `labels`."""
+    """The probabilities of labels, in the order of `labels`."""
 
     probs: list[float]
     labels: list[str]
@@ -57,7 +57,7 @@ class ClassificationOutput:
 
 @dataclass(slots=True)
 class ScoringOutput:
-    """`score`: how well the two texts match."""
+    """The score of how well two texts match."""
 
     score: float
 
@@ -67,10 +67,7 @@ Output = TypeVar("Output")
 
 @dataclass(slots=True)
 class PoolingRequestOutput(Generic[Output]):
-    """A request's result; results are in the order of the prompts.
-
-    `error`: why it failed; `outputs` is None then.
-    """
+    """The result of a pooling request. If it failed, `outputs` is None and `error` is set."""
 
     request_id: str
     outputs: Output | None
@@ -86,7 +83,7 @@ ScoringRequestOutput = PoolingRequestOutput[ScoringOutput]
 
 
 def record_end(result: PoolingRequestOutput[Any], delta: TokenDelta) -> torch.Tensor | None:
-    """Record the end of a request: its values, float32 [num_values], or None if it failed."""
+    """Record a request's end, and return its values, float32 [num_values]; None if it failed."""
     result.num_cached_tokens, result.finished = delta.num_cached_tokens, True
     if delta.error is not None:
         result.error = delta.error.to_error()
@@ -99,7 +96,7 @@ def record_end(result: PoolingRequestOutput[Any], delta: TokenDelta) -> torch.Te
 
 @dataclass(slots=True)
 class CompletionOutput:
-    """One generated output."""
+    """A generated output."""
 
     index: int
     text: str = ""
@@ -117,11 +114,13 @@ class CompletionOutput:
 
 @dataclass(slots=True)
 class RequestMetrics:
-    """Times of a request's events: seconds since the epoch, None until they happen.
+    """Times of a request's events, in seconds since the epoch; None until they happen.
 
     Attributes:
-        arrival_time: when it was added. scheduled_ts: start of its first step. first_token_ts,
-        last_token_ts: of its first output. num_generation_tokens: of all outputs.
+        arrival_time: when it was added.
+        scheduled_ts: the start of its first step.
+        first_token_ts, last_token_ts: times of the first and the latest token of its first output.
+        num_generation_tokens: the number of tokens of all outputs.
     """
 
     arrival_time: float
@@ -132,48 +131,50 @@ class RequestMetrics:
 
     @property
     def queued_ts(self) -> float:
-        """The same as `arrival_time`: a request is queued when it's added."""
+        """`arrival_time`, as a request is queued when it is added."""
         return self.arrival_time
 
     @property
     def first_token_latency(self) -> float:
-        """Seconds from arrival to the first token; 0.0 before it."""
+        """Seconds from arrival to the first token; 0.0 before that."""
         first = self.first_token_ts
         return 0.0 if first is None else first - self.arrival_time
 
     @property
     def time_in_queue(self) -> float | None:
-        """Seconds that the request waited."""
+        """Seconds in the queue; None while the request waits."""
         return None if self.scheduled_ts is None else self.scheduled_ts - self.arrival_time
 
     @property
     def first_scheduled_time(self) -> float | None:
-        """The same as `scheduled_ts`."""
+        """Alias of `scheduled_ts`."""
         return self.scheduled_ts
 
     @property
     def first_token_time(self) -> float | None:
-        """The same as `first_token_ts`."""
+        """Alias of `first_token_ts`."""
         return self.first_token_ts
 
     @property
     def last_token_time(self) -> float | None:
-        """The same as `last_token_ts`."""
+        """Alias of `last_token_ts`."""
         return self.last_token_ts
 
     @property
     def finished_time(self) -> float | None:
-        """The same as `last_token_ts`, once the request has ended."""
+        """Alias of `last_token_ts`. It is the request's end once that has finished."""
         return self.last_token_ts
 
 
 @dataclass(slots=True)
 class RequestOutput:
-    """A request's result; results are in the order of the prompts.
+    """The result of a request.
 
-    `error`: why it failed; None: it didn't. Outputs that were unfinished then have the
-    `finish_reason` "error" and their tokens so far. `lora_request`: the requested adapter.
-    `encoder_prompt`, `encoder_prompt_token_ids`: of a model whose encoder reads a text.
+    Attributes:
+        error: the error with which it failed, or None. Outputs that hadn't finished have the
+            `finish_reason` "error" and their tokens so far.
+        lora_request: the requested adapter.
+        encoder_prompt, encoder_prompt_token_ids: the prompt of a text encoder.
     """
 
     request_id: str

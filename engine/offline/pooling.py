@@ -38,7 +38,7 @@ from engine.text.tokenizer import Tokenizer
 
 Output = TypeVar("Output")
 Raw = PoolingRequestOutput[torch.Tensor]
-#: A prompt, and its parameters.
+#: A prompt and its parameters.
 Entry = tuple[TokenPrompt, PoolingParams]
 Params = PoolingParams | Sequence[PoolingParams] | None
 
@@ -53,13 +53,13 @@ class PoolingMethods(LLMBase):
         use_tqdm: UseTqdm = True,
         lora_request: Any = None,
     ) -> list[EmbeddingRequestOutput]:
-        """Return a vector for each prompt; prompts are as for `generate`.
+        """Return a vector for each prompt. Prompts are those of `generate`.
 
-        If only some requests fail, each of these has a result with an `error`, and no `outputs`.
+        If only some requests fail, their results have an `error` and no `outputs`.
 
         Raises:
-            InvalidRequest: the model doesn't embed, or a prompt or parameter can't be served.
-            InvalidRequest, EngineFault: all requests failed; the first one's error.
+            InvalidRequest: the model doesn't embed, or a prompt or parameter is invalid.
+            InvalidRequest, EngineFault: all requests failed; this is the first error.
         """
         results = self._pool(prompts, pooling_params, "embed", use_tqdm, lora_request)
         return [_converted(raw, lambda data: EmbeddingOutput(data[0].tolist())) for raw in results]
@@ -71,7 +71,7 @@ class PoolingMethods(LLMBase):
         use_tqdm: UseTqdm = True,
         lora_request: Any = None,
     ) -> list[ClassificationRequestOutput]:
-        """Probabilities of the model's labels for each prompt. Raises as `embed` does."""
+        """Return each prompt's probabilities of the labels. Raises the errors of `embed`."""
         results = self._pool(prompts, pooling_params, "classify", use_tqdm, lora_request)
         info = self._pooling_info
         labels = info.labels if info is not None else []
@@ -90,11 +90,11 @@ class PoolingMethods(LLMBase):
         *,
         pooling_task: str | None = None,
     ) -> list[PoolingRequestOutput[PoolingOutput]]:
-        """Return results as tensors: of the model's own task, or of `pooling_task`.
+        """Return results as tensors, by default of the model's own task.
 
-        `{"data": ...}` is for the model's IO processor, whose answer is the `outputs` of the only
-        result. "token_embed" and "token_classify" return one row per token. `prompt_token_ids` may
-        be passed instead of `prompts`. Raises as `embed` does.
+        The tasks "token_embed" and "token_classify" return a row per token. `{"data": ...}` is
+        passed to the model's IO processor, whose answer is the `outputs` of the only result.
+        `prompt_token_ids` is an alternative to `prompts`. Raises the errors of `embed`.
         """
         data: Any = prompts
         if isinstance(data, dict) and "data" in data:
@@ -113,7 +113,7 @@ class PoolingMethods(LLMBase):
     def _process(
         self, data: Any, requested_params: Params, use_tqdm: UseTqdm, lora_request: Any
     ) -> PoolingRequestOutput[Any]:
-        """The answer of the model's IO processor to `data`, as `outputs`."""
+        """Return the answer of the model's IO processor to `data`, as `outputs`."""
         facts = self.core.facts
         if not facts.io_processor:
             raise InvalidRequest("This model has no IO processor.", param="data")
@@ -130,7 +130,7 @@ class PoolingMethods(LLMBase):
         raw = self._pool(prompts, params, task, use_tqdm, lora_request)
         by_token, pooled = task in TOKEN_TASKS, list[PooledPrompt]()
         for raw_result in raw:
-            if raw_result.outputs is None:  # the answer needs all of them
+            if raw_result.outputs is None:  # the answer needs all results
                 raise raw_result.error or EngineFault("The engine gave no result.")
             values = raw_result.outputs if by_token else raw_result.outputs[0]
             pooled.append(PooledPrompt(raw_result.prompt_token_ids, PooledData(values.numpy())))
@@ -144,8 +144,8 @@ class PoolingMethods(LLMBase):
         use_tqdm: UseTqdm = True,
         lora_request: Any = None,
     ) -> list[PoolingRequestOutput[PoolingOutput]]:
-        """Scores of a reward model: float32 [num_tokens, size] if it scores each token, else [size]
-        of the whole prompt. Raises as `embed` does.
+        """Return the scores of a reward model, float32 [num_tokens, size] if it scores each token,
+        else [size] for the prompt. Raises the errors of `embed`.
         """
         tasks = self.core.facts.tasks
         task = next(
@@ -167,10 +167,10 @@ class PoolingMethods(LLMBase):
         use_tqdm: UseTqdm = True,
         lora_request: Any = None,
     ) -> list[ScoringRequestOutput]:
-        """Score how well texts match: one with each of several, or pair by pair.
+        """Score how well texts match: one text with several, or pairs.
 
-        Uses a cross-encoder if the model is one, else the similarity of embeddings. Raises as
-        `embed` does.
+        Uses a cross-encoder if the model is one, otherwise the similarity of embeddings. Raises the
+        errors of `embed`.
         """
         tasks = self.core.facts.tasks
         check_task(self.core.config.name, tasks, "score")
@@ -201,7 +201,11 @@ class PoolingMethods(LLMBase):
     def _entry(
         self, prompt: Prompt, params: PoolingParams, task: str, adapter: AdapterRef | None
     ) -> Entry:
-        """A prompt, truncated if requested."""
+        """Return a tokenized prompt, truncated if requested, and its parameters.
+
+        Raises `InvalidRequest` for parameters of another task, and if a prompt with media would be
+        truncated.
+        """
         if params.task not in ("", task):
             raise InvalidRequest(
                 f"PoolingParams of the task '{params.task}' can't be used to '{task}'.",
@@ -230,7 +234,7 @@ class PoolingMethods(LLMBase):
 
     @property
     def _pooling_info(self) -> PoolingInfo | None:
-        """The model's facts as a pooling model; None: it generates."""
+        """The properties of a pooling model; None for a generative one."""
         pooling = self.core.facts.pooling
         return None if pooling is None else pooling.info
 
@@ -275,7 +279,7 @@ class PoolingMethods(LLMBase):
         return scores
 
     def _run_pooling(self, entries: list[Entry], use_tqdm: UseTqdm, lora_request: Any) -> list[Raw]:
-        """Run a batch until it finishes. On any error none of it remains in the engine."""
+        """Run requests until they finish. On an exception all of them are aborted."""
         results: dict[str, Raw] = {}
         by_token = any(params.by_token for _, params in entries)
         adapters = to_adapter_refs(lora_request, len(entries))
@@ -308,7 +312,7 @@ class PoolingMethods(LLMBase):
 
 
 def _fill_result(result: Raw, delta: TokenDelta, by_token: bool) -> None:
-    """Fill in a request's result: float32 [1, size], or [num_tokens, size]."""
+    """Set a request's result, float32 [1, size] or [num_tokens, size]."""
     values = record_end(result, delta)
     if values is not None:
         rows = len(result.prompt_token_ids) if by_token else 1
@@ -316,7 +320,7 @@ def _fill_result(result: Raw, delta: TokenDelta, by_token: bool) -> None:
 
 
 def _converted(raw: Raw, make: Callable[[torch.Tensor], Output]) -> PoolingRequestOutput[Output]:
-    """Return the result with its numbers converted."""
+    """Return the result with converted outputs."""
     outputs = None if raw.outputs is None else make(raw.outputs)
     return PoolingRequestOutput(
         raw.request_id, outputs, raw.prompt_token_ids, raw.num_cached_tokens, error=raw.error
@@ -324,7 +328,7 @@ def _converted(raw: Raw, make: Callable[[torch.Tensor], Output]) -> PoolingReque
 
 
 def _score(kind: str, query: Raw, text: Raw) -> ScoringRequestOutput:
-    """Similarity of two embeddings; an error if one of them is missing."""
+    """Return the similarity of two embeddings, or the error if one of them is missing."""
     score = None
     if query.outputs is not None and text.outputs is not None:
         score = ScoringOutput(similarity(kind, query.outputs[0].numpy(), text.outputs[0].numpy()))

@@ -1,6 +1,6 @@
-"""Models in files of CoreWeave's tensorizer, under vLLM's names.
+"""Models in files of CoreWeave's tensorizer, with vLLM's names.
 
-The package is imported only when a file is written or read; see `engine.checkpoints.load_format`.
+The package is only imported to write or read a file; see `engine.checkpoints.load_format`.
 """
 
 from __future__ import annotations
@@ -19,14 +19,16 @@ from engine.offline.engine_args import EngineArgs
 
 @dataclass
 class TensorizerArgs:
-    """The file, and how to read it.
+    """A file, and how to read it.
 
     Attributes:
-        tensorizer_uri: the file, or its address (s3://, http://, https://).
+        tensorizer_uri: the file's path or URL (s3://, http://, https://).
         num_readers: number of reading threads.
-        encryption_keyfile: file with the key of an encrypted one, 32 bytes.
-        verify_hash: tensors are always verified. s3_*: must be empty; the variables
-            S3_ACCESS_KEY_ID, S3_SECRET_ACCESS_KEY and S3_ENDPOINT_URL give access to a bucket.
+        encryption_keyfile: a file with the 32 bytes of the key, if the file is encrypted.
+        verify_hash: has no effect, as tensors are always verified.
+        s3_access_key_id, s3_secret_access_key, s3_endpoint: must be empty. Access to a bucket is
+            set by the environment variables S3_ACCESS_KEY_ID, S3_SECRET_ACCESS_KEY and
+            S3_ENDPOINT_URL.
     """
 
     tensorizer_uri: str | None = None
@@ -39,7 +41,7 @@ class TensorizerArgs:
 
     @staticmethod
     def add_cli_args(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
-        """Add a flag for each field; returns the parser."""
+        """Add a flag for each field, and return the parser."""
         group = parser.add_argument_group("tensorizer options")
         for spec in fields(TensorizerArgs):
             kind: dict[str, Any] = {"type": int} if spec.name == "num_readers" else {}
@@ -50,13 +52,13 @@ class TensorizerArgs:
 
 @dataclass
 class TensorizerConfig(TensorizerArgs):
-    """The same as `model_loader_extra_config`. vLLM's other settings aren't supported."""
+    """`TensorizerArgs` as `model_loader_extra_config`. vLLM's other settings aren't supported."""
 
     def settings(self) -> dict[str, Any]:
-        """As a JSON object. Relative paths start at the working directory.
+        """Return the settings as a JSON object, with absolute paths.
 
-        Raises `InvalidRequest` for another kind of address, and for a bucket's keys, which must not
-        be among settings that are displayed.
+        Raises `InvalidRequest` for other URLs, and for a bucket's keys, which must not be in
+        settings that are displayed.
         """
         uri = self.tensorizer_uri or ""
         is_remote = uri.startswith(REMOTE_SCHEMES)
@@ -83,21 +85,22 @@ class TensorizerConfig(TensorizerArgs):
         return {name: value for name, value in settings.items() if value is not None}
 
     def _construct_tensorizer_args(self) -> TensorizerArgs:
-        """The calls of vLLM's own example."""
+        """Return `TensorizerArgs`. vLLM's example calls this."""
         return TensorizerArgs(**{spec.name: getattr(self, spec.name) for spec in fields(self)})
 
 
 def tensorize_vllm_model(
     engine_args: EngineArgs, tensorizer_config: TensorizerConfig, generate_keyfile: bool = True
 ) -> Path | str:
-    """Write a checkpoint's weights unchanged into the file of `tensorizer_uri`; returns the file.
+    """Save a checkpoint's weights unchanged to the file `tensorizer_uri`. Returns the file.
 
-    With an `encryption_keyfile` they are encrypted: with a new key that is written there, or,
-    without `generate_keyfile`, with the key in it.
+    With an `encryption_keyfile` they are encrypted, with a new key that is saved to that file, or
+    without `generate_keyfile` with the existing key.
 
     Raises:
-        InvalidRequest: the file can't be written. ModelLoadError: the checkpoint can't be read, or
-            the package is missing.
+        InvalidRequest: the file can't be written.
+        ModelLoadError: the checkpoint can't be read, the package is missing, the key is invalid, or
+            the bucket can't be written.
     """
     settings = tensorizer_config.settings()
     if "tensorizer_uri" not in settings:

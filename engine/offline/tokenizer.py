@@ -1,4 +1,4 @@
-"""The result of `get_tokenizer`, with the commonly used methods of transformers' tokenizers."""
+"""`OfflineTokenizer`, the result of `get_tokenizer`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from engine.contract.errors import InvalidRequest
 from engine.text.chat_template import render_chat, render_chat_text
 from engine.text.tokenizer import Tokenizer, load_tokenizer
 
-#: Options of transformers' `apply_chat_template`, with the values that have no effect here.
+#: Options of transformers' `apply_chat_template`, and the values that are accepted.
 _FORMS: dict[str, tuple[Any, ...]] = {
     "max_length": (None,),
     "padding": (None, False),
@@ -23,7 +23,7 @@ _FORMS: dict[str, tuple[Any, ...]] = {
 
 
 class Encoded(dict[str, Any]):
-    """`input_ids` and `attention_mask`, as keys and as attributes."""
+    """A tokenizer's result, with `input_ids` and `attention_mask` as keys and as attributes."""
 
     def __getattr__(self, name: str) -> Any:
         try:
@@ -33,7 +33,7 @@ class Encoded(dict[str, Any]):
 
 
 class OfflineTokenizer(Tokenizer):
-    """A `Tokenizer` with the commonest calls of transformers' tokenizers, returning plain lists.
+    """A `Tokenizer` with the most common methods of transformers' tokenizers, which return lists.
 
     `decode` omits special tokens by default.
     """
@@ -43,9 +43,9 @@ class OfflineTokenizer(Tokenizer):
 
     @classmethod
     def convert(cls, tokenizer: Any) -> OfflineTokenizer:
-        """A tokenizer from one of the forms that `set_tokenizer` accepts.
+        """Convert an argument of `LLMEngine.set_tokenizer`.
 
-        Raises `InvalidRequest` for another form, `ModelLoadError` for a folder without a tokenizer.
+        Raises `InvalidRequest` for another type, `ModelLoadError` for a folder without a tokenizer.
         """
         if isinstance(tokenizer, Tokenizer):
             return cls.of(tokenizer)
@@ -63,13 +63,13 @@ class OfflineTokenizer(Tokenizer):
 
     @classmethod
     def of(cls, tokenizer: Tokenizer) -> OfflineTokenizer:
-        """The same tokenizer."""
+        """Return the same tokenizer as an `OfflineTokenizer`."""
         tokenizer_copy = cls.__new__(cls)
         tokenizer_copy.__dict__.update(tokenizer.__dict__)
         return tokenizer_copy
 
     def __call__(self, text: str | Sequence[str], add_special_tokens: bool = True) -> Encoded:
-        """Token ids of a text, or of several."""
+        """Tokenize one or several texts."""
         if isinstance(text, str):
             ids: Any = self.encode(text, add_special_tokens)
             return Encoded(input_ids=ids, attention_mask=[1] * len(ids))
@@ -87,8 +87,8 @@ class OfflineTokenizer(Tokenizer):
         tokenize: bool = True,
         **kwargs: Any,
     ) -> Any:
-        """A conversation in the model's format: token ids, or text without `tokenize`; a list of
-        these for several.
+        """Render a conversation to token ids, or without `tokenize` to text; or several
+        conversations to a list of these.
 
         Raises `InvalidRequest` for messages that the template refuses, and for unsupported options.
         """
@@ -115,21 +115,21 @@ class OfflineTokenizer(Tokenizer):
     def batch_decode(
         self, sequences: Sequence[Sequence[int]], skip_special_tokens: bool = True
     ) -> list[str]:
-        """The text of each sequence of ids."""
+        """Return the text of each sequence of ids."""
         return [self.decode(ids, skip_special_tokens) for ids in sequences]
 
     def convert_ids_to_tokens(self, ids: int | Sequence[int]) -> Any:
-        """The vocabulary's spelling of an id, or of several."""
+        """Return the vocabulary's token of an id, or a list for several."""
         return self.id_to_piece(ids) if isinstance(ids, int) else list(map(self.id_to_piece, ids))
 
     def convert_tokens_to_ids(self, tokens: str | Sequence[str]) -> Any:
-        """The id of a spelling, or of several; None for an unknown token."""
+        """Return the id of a token, or a list for several; None for an unknown token."""
         if isinstance(tokens, str):
             return self.piece_to_id(tokens)
         return list(map(self.piece_to_id, tokens))
 
     def get_vocab(self) -> dict[str, int]:
-        """Spelling -> id, including added tokens."""
+        """Return the ids by token, including added tokens."""
         return dict(self._backend.get_vocab())
 
     def __len__(self) -> int:
@@ -147,17 +147,17 @@ class OfflineTokenizer(Tokenizer):
 
     @property
     def bos_token(self) -> str | None:
-        """The token at the beginning of a text, if the files name it."""
+        """The token at the beginning of a text, if there is one."""
         return self.settings.named_tokens.get("bos_token")
 
     @property
     def eos_token(self) -> str | None:
-        """The token at the end of an answer."""
+        """The token at the end of an answer, if there is one."""
         return self.settings.named_tokens.get("eos_token")
 
     @property
     def pad_token(self) -> str | None:
-        """The token with which other libraries pad batches; not needed here."""
+        """The padding token, if there is one. The engine doesn't use it."""
         return self.settings.named_tokens.get("pad_token")
 
     @property

@@ -216,7 +216,7 @@ class WhisperModel(EncoderDecoder):
             tensors: `features`, float32 [num_mels, 2 * length].
             block_ids: blocks of the cross-attention group, in order.
 
-            Raises `InvalidRequest` for features of another shape.
+        Raises `InvalidRequest` for features of another shape.
         """
         spec, features = self.encoder_spec, tensors.get(FEATURES)
         shape = (spec.num_mels, 2 * spec.length)
