@@ -207,8 +207,9 @@ class AudioProcessor:
         return self._prepare([samples], "multi_modal_data")
 
     def prepare_file(self, data: bytes) -> PreparedMedia:
-        """Prepare an audio file for the encoder. Raises `InvalidRequest` as `prepare`, for a file
-        that is too long before all of it is decoded.
+        """Prepare an audio file for the encoder. A file that is too long isn't decoded to its end.
+
+        Raises the errors of `prepare` and `decode_sound`.
         """
         return self._prepare(decode_sound(data, "messages"), "messages")
 

@@ -39,7 +39,7 @@ class EncoderTextProcessor:
     vocab_size: int
 
     def prepare(self, token_ids: Sequence[int]) -> EncoderText:
-        """Prepare a text for the encoder. Raises `InvalidRequest` as `check_encoder_text`."""
+        """Prepare a text for the encoder. Raises the errors of `check_encoder_text`."""
         check_encoder_text(token_ids, self.max_tokens, self.vocab_size)
         tensors = {TOKEN_IDS: np.asarray(token_ids, dtype=np.int64)}
         encoded = encode_tensors(tensors)

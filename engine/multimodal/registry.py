@@ -175,7 +175,7 @@ class MultiModalRegistry:
     def register_image_input_mapper(
         self, mapper: InputMapper | None = None
     ) -> Callable[[Model], Model]:
-        """The same for pictures."""
+        """Register for images; see `MultiModalPlugin`."""
         return self.register_input_mapper("image", mapper)
 
     def register_max_multimodal_tokens(
@@ -185,7 +185,7 @@ class MultiModalRegistry:
         return self._plugin(data_type_key).register_max_multimodal_tokens(max_mm_tokens)
 
     def register_max_image_tokens(self, max_mm_tokens: MaxTokens) -> Callable[[Model], Model]:
-        """The same for pictures."""
+        """Register for images; see `MultiModalPlugin`."""
         return self.register_max_multimodal_tokens("image", max_mm_tokens)
 
     def create_input_mapper(
@@ -215,7 +215,7 @@ class RegisteredProcessor:
     """Prepares images for a model class with a registered input mapper."""
 
     def __init__(self, model_config: Any) -> None:
-        """Raises `InvalidRequest` if the class's largest prompt exceeds the context."""
+        """Raise `InvalidRequest` if the class's largest prompt exceeds the context."""
         self._model_config = model_config
         hf_config = model_config.hf_config
         token_id = getattr(hf_config, "image_token_index", None)

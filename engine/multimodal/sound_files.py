@@ -110,7 +110,7 @@ def _decode_packet(packet: Any, resampler: Any) -> Iterator[np.ndarray]:
     except av.error.InvalidDataError:
         return
     for frame in frames:
-        frame.pts = None  # gaps in a file's clock aren't sound
+        frame.pts = None  # don't fill gaps in the file's timestamps
         yield from _resample(frame, resampler)
 
 
@@ -222,7 +222,7 @@ def split_sound(
 ) -> tuple[int, list[SoundPart]]:
     """Return a file's number of samples, and its stretches.
 
-    Raises `InvalidRequest` as `decode_sound`, and for more than `MAX_WINDOWS`.
+    Raises the errors of `decode_sound`, and `InvalidRequest` for more than `MAX_WINDOWS`.
     """
     splitter, stretches = StretchSplitter(max_samples, detection), list[SoundPart]()
     num_windows = 0

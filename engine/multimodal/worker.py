@@ -28,7 +28,7 @@ from engine.multimodal.inputs import (
 )
 from engine.system.worker_process import limit_memory, open_worker_pipes, read_frame, write_frame
 
-#: The memory limit for data, sufficient for four copies of an image of `MAX_PIXELS`.
+#: Memory that the worker may use beyond its loaded code: four copies of an image of `MAX_PIXELS`.
 MEMORY_BYTES = 3 << 30
 _MAX_PROCESSORS = 4
 

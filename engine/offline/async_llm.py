@@ -293,7 +293,7 @@ class AsyncLLM:
 
     @property
     def is_running(self) -> bool:
-        """Whether the engine accepts requests."""
+        """Whether the engine has neither failed nor been shut down."""
         return not self._gone
 
     @property

@@ -1,6 +1,6 @@
 """Families with learned positions or ALiBi: GPT-2 and its successors, OPT, BLOOM and MPT.
 
-GPT-J has rotary embedding, but GPT-2's weight names.
+GPT-J is here, too, which has rotary embedding, but similar names of weights.
 """
 
 from __future__ import annotations

@@ -57,7 +57,7 @@ def average_pairs(states: Tensor) -> Tensor:
 
 
 class Qwen25Omni(VisionFamily):
-    """The audio encoder of Qwen2.5-Omni's thinker, for sound of any length, in chunks that don't
+    """The audio encoder of Qwen2.5-Omni's thinker, for audio of any length, in chunks that don't
     attend to each other. Speech output, images and videos aren't supported.
     """
 

@@ -39,7 +39,7 @@ _PROJECTOR = "multi_modal_projector."
 
 
 class Ultravox(VisionFamily):
-    """The encoder and projector of Ultravox, for windows of sound without padding."""
+    """The encoder and projector of Ultravox, for windows of audio without padding."""
 
     kinds: ClassVar[tuple[str, ...]] = ("audio",)
     ignored_prefixes: ClassVar[tuple[str, ...]] = ("audio_tower.model.decoder.",)

@@ -122,7 +122,7 @@ class VisionDecoder(NativeDecoder):
 
     @property
     def hears(self) -> bool:
-        """Whether its prompts may contain audio."""
+        """Whether its prompts may contain audio instead of images."""
         return "audio" in self.family.kinds
 
     @property
