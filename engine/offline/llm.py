@@ -264,7 +264,8 @@ class LLM(PoolingMethods, BeamSearchMethods):
         """Release the KV cache's memory and, on a GPU, move the weights to host memory. Level 2
         also releases the weights.
 
-        Raises `InvalidRequest` for another level, or without `enable_sleep_mode`.
+        Raises `InvalidRequest` for another level, or without `enable_sleep_mode`, and `ConfigError`
+        for a model that can't sleep.
         """
         self.llm_engine.sleep(level)
 
