@@ -1,10 +1,10 @@
 """The kernels' interface: arguments, results and side effects of each operation.
 
-T is the number of tokens of a step, H the hidden size, D the size of a head, Hq and Hk the number
-of query and of key/value heads (Hq is a multiple of Hk). Activations are float32, bfloat16 or
-float16; what matters for accuracy (norms, softmax, sums) is computed in float32. Wrong shapes,
-dtypes, positions, slots or block ids raise ValueError before anything is written. `kernels.layers`
-defines arguments other than tensors, and `kernels.linear_factory` packs weights.
+T is the number of tokens of a step, H the hidden size, D the head size, Hq and Hk the number of
+query and of key/value heads (Hq is a multiple of Hk). Activations are float32, bfloat16 or float16;
+norms, softmax and sums are computed in float32. Wrong shapes, dtypes, positions, slots or block ids
+raise ValueError before anything is written. `kernels.layers` defines arguments other than tensors,
+and `kernels.linear_factory` packs weights.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ __all__ = [
 
 
 class KernelSet(LinearFactory):
-    """One implementation of every operation."""
+    """An implementation of all operations."""
 
     name: str
     why: str
@@ -100,24 +100,26 @@ class KernelSet(LinearFactory):
     """The device on which the operations expect their tensors."""
 
     batch_invariant: bool = False
-    """Whether a row's results have the same bits whatever other rows are computed with it."""
+    """Whether a row's results have the same bits whatever the batch's other rows are."""
 
     version: str = ""
-    """Identifies the build if builds of the same name may compute other bits."""
+    """Identifies the build if builds of the same name may compute different bits."""
 
     attention_backend: str = ""
-    """The backend of its attention, by its name in `kernels.attention`; "": its own."""
+    """The backend of its attention, by its name in `kernels.attention`; "" for its own."""
     has_own_attention: bool = True
     """Whether its attention is the default; otherwise the default backend is chosen."""
     compute_capability: int | None = None
-    """Compute capability of an NVIDIA GPU: 90 for 9.0; None elsewhere."""
+    """Compute capability of an NVIDIA GPU, such as 90 for 9.0; None for other devices."""
     fuses_experts: bool = False
     """Whether `route` and `fused_experts` are available."""
     edits: LogitEdits | None = None
-    """Edits logits before a token is chosen; None: torch does."""
+    """Edits logits before a token is chosen; None to use torch."""
 
     def rank_memory_bytes(self, size: int) -> int:
-        """Bytes of memory that a group of `size` ranks shares; 0: these kernels have no ranks."""
+        """Return the bytes of memory that a group of `size` ranks shares; 0 without support for
+        ranks.
+        """
         return 0
 
     def join_ranks(
@@ -128,19 +130,19 @@ class KernelSet(LinearFactory):
         timeout_s: float,
         exchange: Exchange | None = None,
     ) -> RankGroup:
-        """This process's member of a rank group.
+        """Return this process's member of a rank group.
 
         Args:
-            memory: of `rank_memory_bytes`, mapped by all ranks, initially zero.
+            memory: `rank_memory_bytes` bytes, mapped by all ranks, initially zero.
             timeout_s: timeout of a gather.
-            exchange: for ranks on several machines, which don't share memory; None: they do.
+            exchange: transfers data between ranks on several machines; None for shared memory.
 
-        Raises ValueError for kernels without ranks, and for more ranks than they support.
+        Raises ValueError without support for ranks, and for more ranks than supported.
         """
         raise ValueError(f"{self.name} kernels have no ranks")
 
     def activation_dtype(self, weights: torch.dtype) -> torch.dtype:
-        """The preferred dtype of hidden states, for weights of this dtype."""
+        """Return the preferred dtype of hidden states, for weights of this dtype."""
         return torch.float32
 
     def use_threads(
@@ -149,11 +151,11 @@ class KernelSet(LinearFactory):
         """Run the operations on `count` threads of this process from now on.
 
         With `cpus` each thread is bound to one of them, the calling thread to the first, so that
-        two threads never share a core while another is idle: for a process dedicated to a model.
-        The compiled kernels have their own pool and leave torch one thread: the idle threads of
-        torch's pool spin, and would occupy cores that the kernels need. Without `cpus` they spread
+        two threads never share a core while another is idle. This suits a process dedicated to a
+        model. The compiled kernels have their own pool and leave torch one thread, since the idle
+        threads of torch's pool spin on cores that the kernels need. Without `cpus` they distribute
         their threads if there is a CPU for each, unless `spread=False`. Kernels without their own
-        pool set torch's number of threads, and bind none.
+        pool set torch's number of threads and bind none.
 
         Raises ValueError unless count is at least 1 and this process may run on all of `cpus`.
         """
@@ -162,20 +164,20 @@ class KernelSet(LinearFactory):
         torch.set_num_threads(count)
 
     def num_threads(self) -> int:
-        """Number of threads of the operations."""
+        """Return the number of threads of the operations."""
         return torch.get_num_threads()
 
     def head_linears(self, layers: Sequence[LinearLayer]) -> PerHeadLinear:
-        """A linear layer for each head. The layers must belong to this set and have equal
+        """Return a linear layer for each head. The layers must belong to this set and have equal
         shapes.
         """
         return PerHeadLinear(layers)
 
     def compile_experts(self, experts: ExpertLayers) -> MixtureOfExperts:
-        """A mixture of experts: in one call if this set supports it, else expert by expert.
+        """Return a mixture of experts that runs in one call if this set supports it, else expert by
+        expert.
 
-        The linear layers must belong to this set. Raises ValueError for layers that don't fit
-        together.
+        The linear layers must belong to this set. Raises ValueError for inconsistent layers.
         """
         return SequentialMoe(self, experts)
 
@@ -188,34 +190,35 @@ class KernelSet(LinearFactory):
         final_norm: NormWeights,
         states: Sequence[StateLayer | None] = (),
     ) -> CompiledDecoder | None:
-        """A decoder that runs all layers in one call; None if this set has none.
+        """Return a decoder that runs all layers in one call; None if this set has none.
 
-        `caches` and `groups` are per layer; a group names the slots and block tables of the layer,
-        since layers may store their tokens in different ones. A layer without a cache has no
-        attention. `states` are per layer, too; (): there are none.
+        `caches` and `groups` are per layer. A group selects the slots and block tables of the
+        layer, since layers may store their tokens in different ones. A layer without a cache has no
+        attention. `states` are per layer, too; () for none.
 
         Its results equal those of the separate operations bitwise (except for LayerNorm and
         activations without a gate, which are close to torch's). The linear layers and experts must
-        belong to this set. Raises ValueError for weights that don't fit together.
+        belong to this set. Raises ValueError for inconsistent weights.
         """
         return None
 
     def pack_lora(self, lora: LoraWeights) -> PackedLora:
-        """An adapter's addition to one linear layer, copied to the memory that these kernels read.
+        """Return an adapter's addition to one linear layer, copied to memory of these kernels.
 
-        Raises ValueError for tensors that don't fit together.
+        Raises ValueError for inconsistent tensors.
         """
         return TorchLora(lora, self.device)
 
     def lora_template(self, plans: Sequence[LoraLayout], dtype: torch.dtype) -> LoraTemplate | None:
-        """Packs an adapter of a file of `dtype` as a whole; None: not supported."""
+        """Return a packer of whole adapters from a file of `dtype`; None if not supported."""
         return None
 
     def add_lora(self, y: Tensor, x: Tensor, uses: Sequence[LoraSegment]) -> None:
         """Add the adapters' outputs to rows of y [T, N], a linear layer's result for x [T, K].
 
-        Each of `uses` lists its rows, int64 and ascending, without overlaps. They must be packed by
-        this set. Other rows don't change, and a row's result doesn't depend on the others.
+        Each of `uses` lists its rows, int64 and ascending, without overlaps. The adapters must be
+        packed by this set. Other rows don't change, and a row's result doesn't depend on the
+        others.
         """
         add_lora_torch(y, x, uses)
 
@@ -227,19 +230,22 @@ class KernelSet(LinearFactory):
         dtype: torch.dtype,
         experts: int = 0,
     ) -> LoraSlots | None:
-        """Slots for adapters in recorded steps; None: these kernels have none.
+        """Return slots for adapters in recorded steps; None if not supported.
 
-        `targets`: the linear layers that adapters may change, each with its maximum number of
-        slices. `max_rank`: of a slice. `dtype`: of the rows. `experts`: of each mixture, 0 for
-        none.
+        Args:
+            targets: the linear layers that adapters may change, with their maximum number of
+                slices.
+            max_rank: maximum rank of a slice.
+            dtype: dtype of the rows.
+            experts: number of experts of each mixture, 0 for none.
         """
         return None
 
     @abstractmethod
     def new_kv_cache(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        """Zeros for a KV cache, in memory that is fast for the kernels.
+        """Return zeros for a KV cache, in memory that is fast for the kernels.
 
-        Its pages are mapped on their first write: an idle cache costs nothing.
+        Pages are mapped on their first write: an idle cache costs nothing.
         """
 
     def map_pages(self, cache: Tensor) -> None:
@@ -276,21 +282,21 @@ class KernelSet(LinearFactory):
     ) -> None:
         """Norm and rotate q and k in place, then write k and v to their slots.
 
-        q [T, Hq, D], k and v [T, Hk, D], with any stride between tokens; positions and
-        slot_mapping int64 [T]; cos_sin float32 [max_position, rotary_dim], cosines in the first
-        half of a row, sines in the second; None: no rotation. The first rotary_dim of D values are
-        rotated, as two halves (neox) or as neighbours. Caches [num_blocks, Hk, block_size, D];
-        slot = block * block_size + offset; a slot of -1 writes nothing. With norm weights [D] each
-        head is RMS-normed before it is rotated. int8 caches come with key_scales and value_scales
-        float32 [num_blocks, Hk, block_size]: each token's head is rounded with a scale of its own.
-        fp8 caches may come with scales [Hk], which a head's keys or values are divided by.
+        q [T, Hq, D], k and v [T, Hk, D], with any stride between tokens; positions and slot_mapping
+        int64 [T]. cos_sin float32 [max_position, rotary_dim] has cosines in the first half of a row
+        and sines in the second; None for no rotation. The first rotary_dim of D values are rotated,
+        as two halves (neox) or as adjacent pairs. Caches are [num_blocks, Hk, block_size, D]; slot
+        = block * block_size + offset, and a slot of -1 writes nothing. With norm weights [D] each
+        head is RMS-normed before rotation. int8 caches require key_scales and value_scales float32
+        [num_blocks, Hk, block_size], which receive a scale per token and head. fp8 caches may have
+        scales [Hk], by which a head's keys or values are divided.
         """
 
     @abstractmethod
     def paged_attention(self, args: AttentionArgs) -> Tensor:
         """Causal attention of ragged queries over paged keys and values; returns [T, Hq, D].
 
-        int8 and fp8 caches come with their scales, as for `rope_and_cache`.
+        int8 and fp8 caches have scales as in `rope_and_cache`.
         """
 
     def encoder_attention(
@@ -307,10 +313,9 @@ class KernelSet(LinearFactory):
 
         Args:
             q, k, v: [T, H, D], with any stride between tokens.
-            length: tokens of each sequence; the sequences are concatenated.
-            reach: maximum distance of tokens that are attended to; 0: all.
-            round_inputs: allow rounding queries, keys, values and attention weights to bfloat16
-            where
+            length: number of tokens of each sequence; the sequences are concatenated.
+            reach: maximum distance of tokens that are attended to; 0 for no limit.
+            round_inputs: allow rounding queries, keys, values and attention weights to bfloat16 if
                 that is faster.
         """
         mask = None
@@ -336,8 +341,8 @@ class KernelSet(LinearFactory):
         slots.
 
         cache [num_blocks, 1, block_size, D]; `scales` of an int8 cache float32 [num_blocks, 1,
-        block_size]. The rest is as in `rope_and_cache`, which writes a token's value after its key:
-        sets that do both at once implement this differently.
+        block_size]. The other arguments are those of `rope_and_cache`, which this default calls
+        with the latents as both keys and values. Sets that write both at once override it.
         """
         self.rope_and_cache(
             q,
@@ -354,7 +359,7 @@ class KernelSet(LinearFactory):
         )
 
     def mla_attention(self, args: MlaArgs) -> Tensor:
-        """Causal attention of ragged queries over paged latents; gives [T, Hq, latent], which may
+        """Causal attention of ragged queries over paged latents; returns [T, Hq, latent], which may
         be strided.
         """
         result = self.paged_attention(args.of_whole_values())[..., -args.latent :]
@@ -370,11 +375,12 @@ class KernelSet(LinearFactory):
         *,
         silu: bool = True,
     ) -> Tensor:
-        """silu(each channel's sum over a sequence's last W inputs), or the sum itself, [T, C].
+        """Return silu(each channel's weighted sum of a sequence's last W inputs), or the sum, [T,
+        C].
 
-        x [T, C], with any stride between tokens; weight [W, C], its last row that of the token
-        itself; bias [C]. `states` [R, W - 1, C] holds previous inputs by row, and is updated to the
-        sequences' last tokens. `of`: the rows and tokens of sequences.
+        x [T, C], with any stride between tokens; weight [W, C], whose last row is for the token
+        itself; bias [C]. `states` [R, W - 1, C] contains previous inputs by row, and is updated to
+        the sequences' last tokens. `of`: the rows and tokens of sequences.
         """
         return causal_conv(x, states, weight, bias, of, silu=silu)
 
@@ -386,16 +392,16 @@ class KernelSet(LinearFactory):
         of: StateRows,
         scales: Tensor | None = None,
     ) -> Tensor:
-        """Results of each token's queries on its heads' states, [T, heads, value_size].
+        """Return each token's queries applied to its heads' states, [T, heads, value_size].
 
-        `states` [R, heads, value_size, key_size], float32, bfloat16, or int8 with a scale for each
-        of its vectors, is updated and rounded token by token, see `kernels.ssm`. `of`: the rows and
+        `states` [R, heads, value_size, key_size] is float32, bfloat16, or int8 with a scale per
+        vector. It is updated and rounded token by token, see `kernels.ssm`. `of`: the rows and
         tokens of sequences.
         """
         return linear_scan(inputs, weights, states, of, scales)
 
     def diagonal_scan(self, x: Tensor, decay: Tensor, states: Tensor, of: StateRows) -> Tensor:
-        """decay * state + x of each channel, token by token, [T, C].
+        """Return decay * state + x of each channel, token by token, [T, C].
 
         x and decay [T, C], contiguous. `states` [R, C], float32, is updated to the sequences' last
         tokens. `of`: the rows and tokens of sequences.
@@ -424,11 +430,11 @@ class KernelSet(LinearFactory):
         top_groups: int = 1,
         group_best: int = 1,
     ) -> tuple[Tensor, Tensor]:
-        """The experts of each token: weights float32 and ids int32, [T, top_k], best first.
+        """Choose the experts of each token: weights float32 and ids int32, [T, top_k], best first.
 
-        scores [T, E]. Weights are a softmax over all experts, renormalised over the chosen or not,
-        or over the chosen alone (`softmax_first=False`); or `sigmoid`s, renormalised or not.
-        `choice_bias`, float32 [E], is added to the scores only to choose experts; `scale`
+        scores [T, E]. Weights are a softmax over all experts, renormalized over the chosen or not,
+        or a softmax over the chosen alone (`softmax_first=False`); or `sigmoid`s, renormalized or
+        not. `choice_bias`, float32 [E], is added to the scores only to choose experts; `scale`
         multiplies weights. `groups`, `top_groups` and `group_best` are those of `ExpertLayers`.
         """
         raise NotImplementedError(f"{self.name} kernels route no experts")
@@ -446,24 +452,24 @@ class KernelSet(LinearFactory):
         down_bias: Tensor | None = None,
         lora: MoeLoraMapping | None = None,
     ) -> Tensor:
-        """[T, H]: each token's experts, weighted and added up.
+        """Return each token's experts, weighted and summed, [T, H].
 
-        x [T, H]; gate_up [E, 2 I, H]; down [E, H, I]; weights and ids as `route` gives them;
-        biases [E, 2 I] and [E, H]. `activation` is "silu", "gelu" or "gelu_tanh".
-        `lora`: the adapters' additions to rows.
+        x [T, H]; gate_up [E, 2 I, H]; down [E, H, I]; weights and ids as returned by `route`;
+        biases [E, 2 I] and [E, H]. `activation` is "silu", "gelu" or "gelu_tanh". `lora` adds the
+        rows' adapters.
         """
         raise NotImplementedError(f"{self.name} kernels fuse no experts")
 
     @abstractmethod
     def argmax(self, logits: Tensor) -> Tensor:
-        """int64 [R]: the first of the largest of float32 logits [R, vocab] in each row.
+        """Return the first maximum of each row of float32 logits [R, vocab], int64 [R].
 
-        -1 where the largest isn't finite, or one is NaN.
+        -1 if the maximum isn't finite or a logit is NaN.
         """
 
     def top_logprobs(self, logits: Tensor, tokens: Tensor, k: int) -> TopLogprobs | None:
-        """Log probabilities of tokens int64 [R] and of the k likeliest of float32 logits
-        [R, vocab]; k at most vocab. None: these kernels have no such call.
+        """Return log probabilities of tokens int64 [R] and of the k most likely of float32 logits
+        [R, vocab]; k at most vocab. None if not supported.
         """
         return None
 
@@ -477,12 +483,12 @@ class KernelSet(LinearFactory):
         min_p: Tensor,
         uniforms: Tensor,
     ) -> Tensor:
-        """int64 [R]: a token drawn from each row of float32 logits [R, vocab].
+        """Return a token drawn from each row of float32 logits [R, vocab], int64 [R].
 
-        temperature float32 [R] (0: the likeliest token); top_k int64 [R], at least 1; top_p and
-        min_p float64 [R] in (0, 1] and [0, 1]; uniforms float64 [R] in [0, 1). With tokens ordered
-        by (logit downwards, id upwards), min-p keeps those at least min_p times as likely as the
-        likeliest, top-k the first top_k, top-p the shortest prefix that holds top_p of the
-        remaining probability. A token is drawn from those left by inverse CDF in the order of ids.
-        -1 if the largest logit isn't finite, or one is NaN.
+        temperature float32 [R] (0 for the most likely token); top_k int64 [R], at least 1; top_p
+        and min_p float64 [R] in (0, 1] and [0, 1]; uniforms float64 [R] in [0, 1). With tokens
+        ordered by (logit descending, id ascending), min-p keeps those at least min_p times as
+        likely as the most likely one, top-k the first top_k, top-p the shortest prefix with top_p
+        of the remaining probability. A token is drawn from those left by inverse CDF in the order
+        of ids. -1 if the largest logit isn't finite or one is NaN.
         """

@@ -1,8 +1,8 @@
-"""The contract of kernels that change logits in place before a token is chosen.
+"""The interface of kernels that change logits in place before a token is chosen.
 
-R is the number of rows, logits are float32 [R, vocab], contiguous. Which rows and ids are named
-can't be checked without waiting for a GPU: each must lie within the logits. Nothing here waits for
-the device.
+R is the number of rows; logits are float32 [R, vocab], contiguous. Row numbers and ids must lie
+within the logits; they aren't checked, since that would wait for a GPU. Nothing here waits for the
+device.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from torch import Tensor
 
 
 class TopLogprobs(NamedTuple):
-    """Log probabilities of a row's chosen token and of its k likeliest, best first.
+    """Log probabilities of a row's chosen token and of its k most likely tokens, best first.
 
     Attributes:
         ids: int64 [R, 1 + k], the chosen token first.
-        values: float32 [R, 1 + k]; NaN throughout a row whose largest logit isn't finite, or that
-            has a NaN.
-        ranks: int64 [R, 1 + k]; 1: the likeliest; equal logits share the best rank.
+        values: float32 [R, 1 + k]; all NaN in a row whose largest logit isn't finite, or that
+            contains NaN.
+        ranks: int64 [R, 1 + k]; 1 is the most likely; equal logits share the best rank.
         normalizers: float32 [R], each row's logsumexp; NaN as in `values`.
     """
 
@@ -33,11 +33,12 @@ class TopLogprobs(NamedTuple):
 
 @dataclass(slots=True)
 class TokenTable:
-    """Distinct tokens of some sequences, kept on the device from step to step.
+    """The distinct tokens of sequences, which stay on the device between steps.
 
     Attributes:
         ids: int32 [slots, capacity].
-        counts: int32 [slots, capacity], how often each is in the output; 0: only in the prompt.
+        counts: int32 [slots, capacity], how often each occurs in the output; 0 if only in the
+            prompt.
     """
 
     ids: Tensor
@@ -46,12 +47,12 @@ class TokenTable:
 
 @dataclass(frozen=True, slots=True)
 class PenaltyRows:
-    """Which rows are penalised, by which slots of a `TokenTable` and how.
+    """The rows to penalize, their slots in a `TokenTable` and their penalties.
 
     Attributes:
         rows, slots: int32 [n].
-        repetition, frequency, presence: float32 [n], as OpenAI and CTRL (Keskar et al. 2019)
-            define them.
+        repetition, frequency, presence: float32 [n], as defined by CTRL (Keskar et al. 2019) and
+            OpenAI.
     """
 
     rows: Tensor
@@ -62,41 +63,41 @@ class PenaltyRows:
 
 
 class LogitEdits(ABC):
-    """One implementation of the edits."""
+    """An implementation of the edits."""
 
     @abstractmethod
     def mask_tokens(self, logits: Tensor, rows: Tensor, ids: Tensor) -> None:
-        """-inf at n places, rows and ids int64 [n]; a place may be named more than once."""
+        """Set n logits to -inf, rows and ids int64 [n]; duplicates are allowed."""
 
     @abstractmethod
     def add_bias(self, logits: Tensor, rows: Tensor, ids: Tensor, values: Tensor) -> None:
-        """Add values float32 [n] at n places, rows and ids int64 [n], each named once."""
+        """Add values float32 [n] to n logits, rows and ids int64 [n], without duplicates."""
 
     @abstractmethod
     def apply_bitmask(
         self, logits: Tensor, rows: Tensor, bits: Tensor, forced: Tensor | None
     ) -> None:
-        """-inf for all tokens of some rows but those whose bit is set.
+        """Set the logits of some rows to -inf unless the token's bit is set.
 
-        rows int64 [n], different ones; bits int32 [n, words]: bit t % 32 of word t // 32 is token
-        t's, at least as many as the vocabulary has tokens. Where forced bool [n] is set, the
-        tokens that are kept become 0, whatever they were.
+        rows int64 [n], without duplicates; bits int32 [n, words]: bit t % 32 of word t // 32 is
+        token t's, for at least the whole vocabulary. If forced bool [n] is set, the logits of
+        allowed tokens become 0.
         """
 
     @abstractmethod
     def update_token_table(self, table: TokenTable, changes: Tensor) -> None:
-        """Write changes int32 [4, m] to a table: slots, places, ids and counts; no place twice."""
+        """Write changes int32 [4, m] to a table: slots, indices, ids and counts; no entry twice."""
 
     @abstractmethod
     def apply_penalties(
         self, logits: Tensor, penalised: PenaltyRows, table: TokenTable, lengths: Tensor
     ) -> None:
-        """Penalise the first lengths int32 [n] tokens of each row's slot."""
+        """Penalize the first lengths int32 [n] tokens of each row's slot."""
 
     @abstractmethod
     def token_logprobs(self, logits: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Of tokens int64 [R]: log probability, normalizer, rank.
+        """Return log probabilities, normalizers and ranks of tokens int64 [R].
 
-        float32 [R], float32 [R] (each row's logsumexp) and int64 [R] (1: the likeliest; equal
+        float32 [R], float32 [R] (each row's logsumexp) and int64 [R] (1 is the most likely; equal
         logits share the best rank).
         """

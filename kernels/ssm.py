@@ -1,20 +1,20 @@
-"""Layers that carry a state from token to token, in plain torch, and what all kernels are given.
+"""Layers with a recurrent state: the arguments of all kernels, and an implementation in torch.
 
 `causal_conv`: a short convolution over a sequence's last inputs. `linear_scan`: each head has a
-matrix S [value_size, key_size], which takes in one token after the other:
+matrix S [value_size, key_size], updated by one token after the other:
 
     rate = softplus(rate + bias), within limits;  S = exp(rate * decay) * S
     Mamba (arXiv 2312.00752), Mamba 2 (arXiv 2405.21060):  S += rate * v k^T
     gated delta rule (arXiv 2412.06464):  S += sigmoid(beta) * (v - S k) k^T,
-        with k and q brought to length 1, q over sqrt(key_size)
+        with k and q normalized to length 1, q over sqrt(key_size)
     y = S q + skip * v
 
-The decay is a head's, or one for each key of a head: by its own decay (Mamba, whose heads have one
-value), or by its own rate (Kimi delta attention, arXiv 2510.26692).
-Neighbouring heads share a key and a query where there are fewer of these.
+A head has one decay factor, or one per key, which comes from decays per key (Mamba, whose heads
+have one value) or from rates per key (Kimi delta attention, arXiv 2510.26692). Consecutive heads
+share a key and a query if there are fewer of these than heads.
 
-`diagonal_scan`: each channel has a number h, which a token turns into decay * h + x (the real-gated
-linear recurrent unit, arXiv 2402.19427).
+`diagonal_scan`: each channel has a number h, which a token replaces by decay * h + x (the
+real-gated linear recurrent unit, arXiv 2402.19427).
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ from kernels.tensors import describe
 
 @dataclass(frozen=True, slots=True)
 class StateRows:
-    """Whose tokens a step has.
+    """The sequences of a step.
 
     Attributes:
-        starts: int32 [n + 1]: sequence i has the tokens [starts[i], starts[i + 1]).
-        rows: int64 [n], each sequence's row in the tables of states; no two are the same.
-        saves: int64 [m, 2] of (end, row): the state after the step's token end - 1 is written to
-            this row too, which no sequence has; `end` ascends. None: no state is.
+        starts: int32 [n + 1]; sequence i has the tokens [starts[i], starts[i + 1]).
+        rows: int64 [n], each sequence's row in the state tables, without duplicates.
+        saves: int64 [m, 2] of (end, row), `end` ascending: the state after the step's token end - 1
+            is also written to this row, which no sequence uses. None for no saves.
     """
 
     starts: Tensor
@@ -44,20 +44,20 @@ class StateRows:
     saves: Tensor | None = None
 
     def saves_between(self, start: int, end: int) -> list[tuple[int, int]]:
-        """(end, row) of the saves of the sequence whose tokens are [start, end)."""
+        """Return (end, row) of the saves of the sequence with the tokens [start, end)."""
         saves = [] if self.saves is None else self.saves.tolist()
         return [(last, row) for last, row in saves if start < last <= end]
 
 
 @dataclass(frozen=True, slots=True)
 class ScanInputs:
-    """What T tokens bring; any stride between tokens.
+    """The inputs of T tokens, with any stride between tokens.
 
     Attributes:
         q, k: [T, key_heads, key_size].
         v: [T, heads, value_size].
         rate: [T, heads] or [T, heads, key_size], before bias and softplus.
-        beta: [T, heads], before the sigmoid; None: the rate takes its place.
+        beta: [T, heads], before the sigmoid; None to use the rate instead.
     """
 
     q: Tensor
@@ -69,14 +69,14 @@ class ScanInputs:
 
 @dataclass(frozen=True, slots=True)
 class ScanWeights:
-    """What a layer has learned, float32 [heads].
+    """A layer's parameters, float32 [heads].
 
     Attributes:
         decay: below 0; [heads], or [heads, key_size] unless `delta`.
-        rate_bias: added to rates, and of their shape; by key only if `delta`.
-        skip: how much of v goes past the state; None: nothing.
-        limits: of the rates.
-        delta: by the gated delta rule.
+        rate_bias: added to rates, with their shape; per key only if `delta`.
+        skip: the factor of v that is added to the output; None for none.
+        limits: minimum and maximum rate.
+        delta: whether to use the gated delta rule.
     """
 
     decay: Tensor
@@ -86,14 +86,14 @@ class ScanWeights:
     delta: bool = False
 
 
-#: What a state may be kept in.
+#: Dtypes of stored states.
 STATE_DTYPES = (torch.float32, torch.bfloat16, torch.int8)
 
 
 def check_scan(
     inputs: ScanInputs, weights: ScanWeights, states: Tensor, scales: Tensor | None
 ) -> None:
-    """Raise ValueError for shapes that don't go together."""
+    """Raise ValueError for inconsistent shapes."""
     heads, key_heads = inputs.v.shape[1], inputs.k.shape[1]
     shape = (inputs.v.shape[0], heads)
     expected = (states.shape[0], heads, inputs.v.shape[2], inputs.k.shape[2])
@@ -127,7 +127,7 @@ def check_scan(
 def check_conv(
     x: Tensor, states: Tensor, weight: Tensor, bias: Tensor | None, of: StateRows
 ) -> None:
-    """Raise ValueError for shapes that don't go together."""
+    """Raise ValueError for inconsistent shapes."""
     width, channels = weight.shape
     fits = x.shape[1:] == (channels,) and states.shape[1:] == (width - 1, channels)
     if not fits or (bias is not None and bias.shape != (channels,)):
@@ -223,7 +223,7 @@ def diagonal_scan(x: Tensor, decay: Tensor, states: Tensor, of: StateRows) -> Te
 
 
 def check_diagonal(x: Tensor, decay: Tensor, states: Tensor) -> None:
-    """Raise ValueError for shapes that don't go together."""
+    """Raise ValueError for inconsistent shapes."""
     if x.dim() != 2 or decay.shape != x.shape or states.shape[1:] != x.shape[1:]:
         raise ValueError(
             f"x {describe(x)}, decay {describe(decay)} and states {describe(states)} don't go "
@@ -232,12 +232,12 @@ def check_diagonal(x: Tensor, decay: Tensor, states: Tensor) -> None:
 
 
 def _opened(states: Tensor, scales: Tensor | None, row: int) -> Tensor:
-    """One row of the states."""
+    """Return one row of the states, multiplied by its scales."""
     return states[row] if scales is None else states[row] * scales[row].unsqueeze(-1)
 
 
 def _round(state: Tensor, states: Tensor, scales: Tensor | None, row: int) -> None:
-    """Write one row of the states, with a scale for each of their vectors."""
+    """Write one row of the states, with a scale for each vector."""
     if scales is not None:
         scales[row] = state.abs().amax(-1) / 127
         state = (state / scales[row].clamp(min=1e-38).unsqueeze(-1)).round()
@@ -249,6 +249,6 @@ def _unit(x: Tensor) -> Tensor:
 
 
 def _sequence_spans(of: StateRows) -> list[tuple[int, int, int]]:
-    """(first token, end, row) of each sequence."""
+    """Return (first token, end, row) of each sequence."""
     starts = of.starts.tolist()
     return list(zip(starts[:-1], starts[1:], of.rows.tolist(), strict=True))

@@ -27,7 +27,7 @@ from kernels.errors import CpuKernelsUnavailable, KernelsUnavailable, VariantUna
 
 PREFIX = "build-"
 STALE_S = 3600.0
-"""A folder that nobody holds and nothing was written to for so long is left over."""
+"""Age in seconds at which an unlocked build folder counts as abandoned."""
 _LOCK_FILE = "held"
 
 logger = logging.getLogger(__name__)
@@ -35,9 +35,10 @@ logger = logging.getLogger(__name__)
 
 @contextmanager
 def workplace(parent: Path) -> Iterator[Path]:
-    """A new folder in `parent` until the block ends, held for as long as this process lives.
+    """Create a folder in `parent`, deleted at the end of the block and locked while the process
+    lives.
 
-    What killed builds left beside it goes. Raises OSError where `parent` can't be written.
+    Removes folders of killed builds. Raises OSError if `parent` can't be written.
     """
     remove_stale(parent)
     with tempfile.TemporaryDirectory(dir=parent, prefix=PREFIX) as name:
@@ -48,7 +49,7 @@ def workplace(parent: Path) -> Iterator[Path]:
 
 
 def remove_stale(parent: Path) -> None:
-    """Remove folders of builds that have ended without doing so. Never raises."""
+    """Remove folders of builds that were killed. Never raises."""
     for folder in parent.glob(f"{PREFIX}*"):
         try:
             if folder.is_symlink() or not folder.is_dir() or _age(folder) < STALE_S:
@@ -61,13 +62,13 @@ def remove_stale(parent: Path) -> None:
 
 
 def _age(folder: Path) -> float:
-    """Seconds since anything in it was written: compilers may outlive who started them."""
+    """Return the seconds since the last write: compilers may outlive their parent process."""
     written = [path.stat().st_mtime for path in (folder, *folder.iterdir())]
     return time.time() - max(written)
 
 
 def _is_locked(folder: Path) -> bool:
-    """Whether its build is running. The system releases a process's locks when it ends."""
+    """Return whether its build is running. The system releases a process's locks when it ends."""
     path = folder / _LOCK_FILE
     if not path.exists():
         return False
@@ -81,18 +82,20 @@ def _is_locked(folder: Path) -> bool:
 
 SOURCES = Path(__file__).parent / "src"
 SHIPPED = Path(__file__).parent / "libraries"
-"""Libraries that came with the program, read-only."""
-# No contraction behind our back: each sum is fused or not as written, alike in every variant of a
-# kernel, which is what makes a row's result independent of its batch.
+"""Libraries shipped with the program, read-only."""
+# The compiler must not contract sums: each is fused or not as written, equally in every variant of
+# a kernel, so that a row's result doesn't depend on its batch.
 FLAGS = (
     "-std=c++17", "-O3", "-fPIC", "-pthread", "-ffp-contract=off", "-fno-math-errno",
     "-fno-trapping-math", "-fno-gnu-unique", "-w",
 )  # fmt: skip
 COMMON = "vec.h"
-"""The header that nearly all sources begin with."""
+"""The header that nearly all sources include first."""
 TIMEOUT = "QUIRE_CPU_BUILD_TIMEOUT"
 DEFAULT_TIMEOUT_S = 1800.0
-"""For each source: seconds on an idle machine, half an hour of turns on a very busy one."""
+"""Timeout of a compiler run. A source takes seconds on an idle machine, but up to half an hour on a
+very busy one.
+"""
 SEAL_BYTES = hashlib.sha256().digest_size
 
 SANITIZE = "QUIRE_CPU_SANITIZE"
@@ -100,7 +103,7 @@ SANITIZERS = {
     "address": ("-fsanitize=address,undefined", "-fno-sanitize-recover=undefined"),
     "thread": ("-fsanitize=thread",),
 }
-"""Flags of builds that watch themselves; `python -m tests.kernels.sanitize` runs tests on them."""
+"""Flags of sanitizer builds; `python -m tests.kernels.sanitize` runs tests on them."""
 
 
 def cache_dir() -> Path:
@@ -108,14 +111,14 @@ def cache_dir() -> Path:
     named = os.environ.get("QUIRE_CACHE_DIR")
     try:
         return Path(named) if named else Path.home() / ".cache" / "quire"
-    except RuntimeError as error:  # a user without a home, as containers have them
+    except RuntimeError as error:  # a user without a home, as in containers
         raise CpuKernelsUnavailable(f"QUIRE_CACHE_DIR is unset: {error}") from error
 
 
 def best_library(isa: str | None = None) -> tuple[Variant, Path, str]:
-    """The first of the `candidates` that can be had, with what `library_for` says of it.
+    """Return the first available one of the `candidates`, with the results of `library_for`.
 
-    Raises as `library_for` does for the best of them.
+    Raises the error of `library_for` for the best candidate if there is none.
     """
     refused: list[VariantUnavailable] = []
     for variant in candidates(isa):
@@ -128,11 +131,11 @@ def best_library(isa: str | None = None) -> tuple[Variant, Path, str]:
 
 
 def library_for(variant: Variant) -> tuple[Path, str]:
-    """Path of the library for `variant`, compiled if need be, and a word on where it came from.
+    """Return the path of the library for `variant`, compiled if necessary, and its origin in words.
 
-    Raises `VariantUnavailable` when there is neither a compiler nor a cached library, or when the
-    compiler doesn't know the variant's flags; `CpuKernelsUnavailable` when the compiler fails, or
-    when nothing can be written. Where only the cache can't be, the library is this process's own.
+    Raises `VariantUnavailable` if there is neither a compiler nor a cached library, or if the
+    compiler doesn't know the variant's flags; `CpuKernelsUnavailable` if the compiler fails, or if
+    nothing can be written. If only the cache can't be written, the library belongs to this process.
     """
     stem = f"kernels-{variant.isa}-{_digest(variant)}"
     if shipped := _prebuilt(SHIPPED, stem):
@@ -158,7 +161,7 @@ def library_for(variant: Variant) -> tuple[Path, str]:
 
 
 def _build_for_now(compiler: str, variant: Variant) -> Path:
-    """A library that is deleted when this process ends. Raises as `library_for` does."""
+    """Build a library that is deleted when this process ends. Raises like `library_for`."""
     try:
         folder = tempfile.mkdtemp(prefix="quire-kernels-")
         atexit.register(shutil.rmtree, folder, ignore_errors=True)
@@ -171,7 +174,7 @@ def _build_for_now(compiler: str, variant: Variant) -> Path:
 
 
 def find_compiler() -> str | None:
-    """$CXX if set, else the first of g++, c++ and clang++ on the PATH."""
+    """Return $CXX if set, else the first of g++, c++ and clang++ on the PATH."""
     named = os.environ.get("CXX")
     paths = (shutil.which(name) for name in ([named] if named else ["g++", "c++", "clang++"]))
     return next(filter(None, paths), None)
@@ -182,7 +185,7 @@ def _hash(text: str) -> str:
 
 
 def flags_for(variant: Variant) -> list[str]:
-    """The compiler's flags. Raises `KernelsUnavailable` for a sanitizer that isn't known."""
+    """Return the compiler's flags. Raises `KernelsUnavailable` for an unknown sanitizer."""
     named = os.environ.get(SANITIZE)
     if not named:
         return [*FLAGS, *variant.flags]
@@ -194,7 +197,7 @@ def flags_for(variant: Variant) -> list[str]:
 
 
 def _digest(variant: Variant) -> str:
-    """Hash of everything but the compiler that the library is made from."""
+    """Return the hash of the library's sources and flags, without the compiler."""
     parts = flags_for(variant)
     for path in sorted(SOURCES.iterdir()):
         if path.suffix in (".cpp", ".h"):
@@ -203,14 +206,14 @@ def _digest(variant: Variant) -> str:
 
 
 def _prebuilt(folder: Path, stem: str) -> Path | None:
-    """A library that some compiler built from these very sources."""
+    """Return a library that any compiler built from exactly these sources, or None."""
     return next((path for path in folder.glob(f"{stem}-*.so") if _usable(path)), None)
 
 
 def _usable(path: Path) -> bool:
-    """Whether `path` is a library that nobody else could have put there, and whole.
+    """Return whether `path` is a complete library that no other user could have written.
 
-    A full disk or a lost machine leaves files with parts missing, which loading may die of.
+    A full disk or a crash leaves truncated files, which could crash the process that loads them.
     """
     try:
         status = path.stat()
@@ -223,7 +226,7 @@ def _usable(path: Path) -> bool:
 
 
 def _seal(content: bytes) -> bytes:
-    """The data appended to a library; loaders ignore everything after its sections."""
+    """Return the hash appended to a library; loaders ignore everything after its sections."""
     return hashlib.sha256(content).digest()
 
 
@@ -236,7 +239,7 @@ def _locked(path: Path) -> Iterator[None]:
 
 
 def _check_flags(compiler: str, variant: Variant) -> None:
-    """Raise `VariantUnavailable` when the compiler is older than the variant's instructions."""
+    """Raise `VariantUnavailable` if the compiler is older than the variant's instructions."""
     try:
         _run([compiler, *variant.flags, "-fsyntax-only", "-x", "c++", os.devnull])
     except CpuKernelsUnavailable as error:
@@ -244,7 +247,7 @@ def _check_flags(compiler: str, variant: Variant) -> None:
 
 
 def _compile(compiler: str, variant: Variant, target: Path) -> None:
-    """Compile each source on its own, side by side, then link and move into place at once."""
+    """Compile the sources in parallel, link them, and move the library into place atomically."""
     flags = flags_for(variant)
     logger.info(
         "building the CPU kernels for %s, once: seconds, or minutes on a busy machine", variant.isa
@@ -269,8 +272,9 @@ def _compile(compiler: str, variant: Variant, target: Path) -> None:
 
 
 def _read_ahead(compiler: str, flags: list[str], folder: Path) -> list[str]:
-    """Flags by which sources begin with what was read once for all: the compiler's own header of
-    instructions is most of what a small source takes. None where the compiler can't have it so.
+    """Return flags to use a precompiled header, or none if the compiler doesn't support it.
+
+    The compiler's own header of intrinsics is most of the work of a small source.
     """
     header = folder / "ahead.h"
     header.write_text(f'#include "{SOURCES / COMMON}"\n')
@@ -285,7 +289,7 @@ def _read_ahead(compiler: str, flags: list[str], folder: Path) -> list[str]:
 
 
 def timeout_s() -> float:
-    """Timeout of a compiler. Raises `KernelsUnavailable` for a value that isn't positive."""
+    """Return the timeout of a compiler run. Raises `KernelsUnavailable` unless it is positive."""
     named = os.environ.get(TIMEOUT)
     try:
         seconds = float(named) if named else DEFAULT_TIMEOUT_S
@@ -297,12 +301,12 @@ def timeout_s() -> float:
 
 
 def _num_cpus() -> int:
-    """CPUs that this process may run on: of a machine's many a container may have one."""
+    """Return the number of CPUs that this process may use, at most those of the machine."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _run(command: list[str]) -> str:
-    """Standard output of `command`; raises `CpuKernelsUnavailable` with its words when it fails."""
+    """Return the standard output of `command`; raises `CpuKernelsUnavailable` if it fails."""
     limit = timeout_s()
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=limit)
@@ -318,9 +322,9 @@ def _run(command: list[str]) -> str:
 
 
 def build_all() -> list[Path]:
-    """Build every variant that the compiler knows into `SHIPPED`, anew.
+    """Build every variant that the compiler knows into `SHIPPED`, from scratch.
 
-    Raises `CpuKernelsUnavailable` without a compiler, or when it fails.
+    Raises `CpuKernelsUnavailable` without a compiler, or if it fails.
     """
     compiler = find_compiler()
     if compiler is None:
@@ -346,7 +350,7 @@ def build_all() -> list[Path]:
 
 
 def main() -> None:
-    """Build what the command line asks for, and print where it is."""
+    """Build the requested libraries, and print their paths."""
     parser = argparse.ArgumentParser(prog="python -m kernels.cpu.build", description=__doc__)
     parser.add_argument("--all", action="store_true", help="for every CPU of this architecture")
     if parser.parse_args().all:

@@ -1,4 +1,4 @@
-"""`CompiledDecoder` of the CPU: the layers as a table of addresses that C++ walks through."""
+"""`CompiledDecoder` of the CPU: the layers as a table of addresses that C++ reads."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ NORMS = {"rms": 0, "layer": 1, "none": 2}
 
 
 class CpuDecoder(CompiledDecoder):
-    """The layers as C++ structs; holds the tensors and layers that these point to."""
+    """The layers as C++ structs; owns the tensors and layers to which these point."""
 
     def __init__(
         self,
@@ -96,7 +96,7 @@ class CpuDecoder(CompiledDecoder):
             raise MemoryError("no memory for the decoder's table of layers")
         self._handle, self._run, self._library = handle, library.decoder_run, library
         self._sizes = [_sizes(layer, of) for layer, of in zip(layers, attentions)]
-        weakref.finalize(self, library.decoder_free, handle).atexit = False  # as of layers
+        weakref.finalize(self, library.decoder_free, handle).atexit = False  # as in `CpuLinear`
 
     def __call__(
         self,
@@ -124,7 +124,7 @@ class CpuDecoder(CompiledDecoder):
             group.table_stride = tables.shape[-1]
         check_dense("seq_lens", seq_lens, (sequences,), torch.int32)
         check_dense("query_start_loc", query_start_loc, (sequences + 1,), torch.int32)
-        # All rows are -1 rows: an empty tensor has no address either.
+        # -1 for all rows, since an empty tensor has no address either.
         num_rows, rows_address = -1, None
         if rows is not None:
             check_dense("rows", rows, rows.shape, torch.int64)
@@ -167,7 +167,7 @@ class CpuDecoder(CompiledDecoder):
 
 
 def _sizes(layer: DecoderLayer, attention: AttentionWeights | None) -> dict[str, tuple[int, int]]:
-    """Inputs and outputs of the linear layers that adapters may change."""
+    """Return (inputs, outputs) of the linear layers that adapters may change, by slot."""
     slots = {} if attention is None else {"qkv": attention.qkv, "o": attention.o}
     if layer.mlp is not None:
         slots |= {"up": layer.mlp.up, "down": layer.mlp.down}
@@ -229,7 +229,7 @@ def _state(shape: DecoderShape, state: StateLayer) -> c.StateLayer:
 def _shape(
     shape: DecoderShape, attending: list[tuple[AttentionWeights, KVCache]]
 ) -> c.DecoderShape:
-    # Without attention nothing is looked up by blocks.
+    # Without attention there are no blocks; these values aren't used.
     blocks, block_size, cache_dtype = 0, 1, torch.float32
     if attending:
         keys = attending[0][1][0]
@@ -265,7 +265,7 @@ def _shape(
 
 
 def _vector_address(name: str, x: Tensor | None, size: int) -> int | None:
-    """Address of a float32 vector of `size` values."""
+    """Return the address of a float32 vector of `size` values."""
     if x is None:
         return None
     check_dense(name, x, (size,), torch.float32)
@@ -378,13 +378,13 @@ def _check(
 
 
 def _rotary_table(attending: list[tuple[AttentionWeights, KVCache]]) -> Tensor | None:
-    """The table of the first layer that rotates; all tables have the same shape."""
+    """Return the table of the first layer with rotary embedding; all tables have the same shape."""
     tables = (attention.cos_sin for attention, _ in attending)
     return next((table for table in tables if table is not None), None)
 
 
 def _check_cache(shape: DecoderShape, cache: KVCache, first: Tensor) -> None:
-    """Raise ValueError for a cache that doesn't fit the heads, or the first layer's keys."""
+    """Raise ValueError for a cache that doesn't fit the heads or the first layer's keys."""
     keys, values, key_scales, value_scales = cache
     cache_shape = (first.shape[0], shape.num_kv_heads, first.shape[2], shape.head_dim)
     check_dense("key_cache", keys, cache_shape, first.dtype)

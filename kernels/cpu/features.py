@@ -20,18 +20,18 @@ NEEDS = {
     "avx2": AVX2,
     "scalar": (),
 }
-"""CPU flags that each variant needs, best variant first. "scalar" runs anywhere (4 lanes)."""
+"""CPU flags required by each variant, best variant first. "scalar" runs anywhere (4 lanes)."""
 
 EXTRAS = {"avx512": ("avx512_bf16", "avx512vbmi")}
-"""CPU flags that a variant uses where it finds them."""
+"""CPU flags that a variant uses if present."""
 
 COMPILER_FLAG = {"avx512_vnni": "avx512vnni", "avx512_bf16": "avx512bf16", "avx_vnni": "avxvnni"}
-"""Where the compiler's name differs from the kernel's."""
+"""Compiler names that differ from the Linux kernel's."""
 
 
 @dataclass(frozen=True)
 class Variant:
-    """One build of the library: its instruction set and the flags that ask for it."""
+    """A build of the library: an instruction set and the CPU features that it uses."""
 
     isa: str
     features: tuple[str, ...]
@@ -44,7 +44,7 @@ class Variant:
 
 @cache
 def cpu_flags() -> frozenset[str]:
-    """The CPU's feature flags as Linux names them; empty where there is no /proc/cpuinfo."""
+    """Return the CPU's feature flags by their Linux names; empty without /proc/cpuinfo."""
     try:
         text = Path("/proc/cpuinfo").read_text()
     except OSError:
@@ -57,9 +57,9 @@ def cpu_flags() -> frozenset[str]:
 
 
 def choose(isa: str | None = None) -> Variant:
-    """The best variant for this CPU, or the one named by `isa` or QUIRE_CPU_ISA.
+    """Return the best variant for this CPU, or the one named by `isa` or QUIRE_CPU_ISA.
 
-    Raises `KernelsUnavailable` for an unknown name and for one that this CPU can't run.
+    Raises `KernelsUnavailable` for an unknown name or a variant that this CPU can't run.
     """
     requested = isa or os.environ.get(ISA)
     has = cpu_flags()
@@ -79,9 +79,9 @@ def choose(isa: str | None = None) -> Variant:
 
 
 def candidates(isa: str | None = None) -> list[Variant]:
-    """What `choose` chooses, and where that was nobody's wish, lesser variants behind it.
+    """Return the variant of `choose`, followed by lesser ones unless it was requested by name.
 
-    A compiler or a cache may be older than the CPU and not have the best. Raises as `choose` does.
+    A compiler or cache may be older than the CPU and lack the best variant. Raises like `choose`.
     """
     best = choose(isa)
     if isa or os.environ.get("QUIRE_CPU_ISA"):

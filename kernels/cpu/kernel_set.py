@@ -1,7 +1,7 @@
-"""`CpuKernels`: checks what torch hands over, then calls the library.
+"""`CpuKernels`: checks the arguments, then calls the library.
 
 A call costs one to three microseconds more than the kernel itself, so the checks are few and cheap:
-those that keep C++ from reading or writing outside of a tensor.
+those that prevent C++ from reading or writing outside of a tensor.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ GELU = {"none": 1, "tanh": 2}
 
 
 class CpuKernels(KernelSet):
-    """`KernelSet` of the compiled library. Raises `CpuKernelsUnavailable` where there is none."""
+    """`KernelSet` of the compiled library. Raises `CpuKernelsUnavailable` if there is none."""
 
     batch_invariant = True
     codings = frozenset(CODINGS)
@@ -77,7 +77,7 @@ class CpuKernels(KernelSet):
         self._library = library = Library(isa)
         self.name, self.why = f"cpu-{library.isa}", library.description
         self.version = library.path.stem
-        # Bound once: an attribute look-up through the library costs as much as an argument.
+        # Looked up once, since each attribute look-up costs as much as passing an argument.
         self._rms_norm, self._add_rms_norm = library.rms_norm, library.add_rms_norm
         self._gate_and_mul = library.gate_and_mul
         self._rope_and_cache = library.rope_and_cache
@@ -87,7 +87,7 @@ class CpuKernels(KernelSet):
 
     @property
     def library(self) -> Library:
-        """The C functions themselves."""
+        """The C functions."""
         return self._library
 
     def use_threads(
@@ -372,7 +372,7 @@ class CpuKernels(KernelSet):
         dtype = torch.bfloat16 if round_inputs else q.dtype
 
         def as_cache(x: Tensor) -> Tensor:
-            """A block for each sequence: of an even size, which bfloat16 products need."""
+            """Return x with a block per sequence, of an even size as bfloat16 products require."""
             cache = torch.empty((num_seqs, heads, length + length % 2, size), dtype=dtype)
             cache[:, :, :length] = x.unflatten(0, (-1, length)).transpose(1, 2)
             cache[:, :, length:] = 0

@@ -1,6 +1,6 @@
 """Loads the library, whose structs and functions `abi` declares.
 
-Most functions return 0 or a status; `check` turns a status into ValueError or MemoryError.
+Most functions return 0 or a status; `check` raises its ValueError, MemoryError or `RankError`.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ RANK_ERRORS = {9: "another rank has failed", 10: "a rank did not arrive in time"
 
 
 class Library:
-    """The loaded library: each C function as an attribute without its `quire_` prefix."""
+    """The loaded library, with each C function as an attribute without its `quire_` prefix."""
 
     def __init__(self, isa: str | None = None) -> None:
-        """Raises `CpuKernelsUnavailable` where nothing can be built or loaded.
+        """Raises `CpuKernelsUnavailable` if nothing can be built or loaded.
 
-        `KernelsUnavailable` for an ISA that this CPU can't run.
+        Raises `KernelsUnavailable` for an ISA that this CPU can't run.
         """
-        from kernels.cpu.build import best_library  # late: `python -m` runs that module anew
+        from kernels.cpu.build import best_library  # late: `python -m` executes that module again
 
         variant, path, origin = best_library(isa)
         try:
@@ -62,7 +62,7 @@ class Library:
 
 
 def check(status: int) -> None:
-    """Raise the error of a status that isn't 0: ValueError, MemoryError or `RankError`."""
+    """Raise the error of a nonzero status: ValueError, MemoryError or `RankError`."""
     if status in RANK_ERRORS:
         raise RankError(RANK_ERRORS[status])
     if status == NO_MEMORY:
@@ -71,14 +71,16 @@ def check(status: int) -> None:
 
 
 def address(x: Tensor | None) -> int | None:
-    """Address of a tensor's first value."""
+    """Return the address of a tensor's first value."""
     return None if x is None else x.data_ptr()
 
 
 def check_scales(
     cache: Tensor, key_scales: Tensor | None, value_scales: Tensor | None
 ) -> tuple[int | None, int | None]:
-    """Addresses of a cache's scales: of int8 a token's head has one, of fp8 a head, or none."""
+    """Return the addresses of a cache's scales: int8 has one per token and head, fp8 one per head
+    or none.
+    """
     if (key_scales is None) != (value_scales is None):
         raise ValueError("key_scales and value_scales of a cache come in pairs")
     if key_scales is None or value_scales is None:
@@ -94,7 +96,7 @@ def check_scales(
 
 
 def check_norms(q_norm: Tensor | None, k_norm: Tensor | None, size: int) -> int:
-    """The code of the norm weights' dtype."""
+    """Return the code of the norm weights' dtype."""
     weights = [weight for weight in (q_norm, k_norm) if weight is not None]
     for weight in weights:
         if (
@@ -107,7 +109,7 @@ def check_norms(q_norm: Tensor | None, k_norm: Tensor | None, size: int) -> int:
 
 
 def per_head(name: str, x: Tensor | None, heads: int) -> int | None:
-    """The address of a float32 value for each query head."""
+    """Return the address of a float32 value for each query head."""
     if x is None:
         return None
     check_vector(name, x, heads, torch.float32)
@@ -115,16 +117,16 @@ def per_head(name: str, x: Tensor | None, heads: int) -> int | None:
 
 
 def check_dense(name: str, x: Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> None:
-    """Raise ValueError unless x has this shape and dtype, without gaps."""
+    """Raise ValueError unless x is contiguous with this shape and dtype."""
     if x.shape != shape or x.dtype != dtype or not x.is_contiguous():
         required = f"{list(shape)} {str(dtype).removeprefix('torch.')}"
         raise ValueError(f"{name} {list(x.shape)} {x.dtype} must be contiguous {required}")
 
 
 def sparse_args(sparse: BlockSparse | None) -> Sparse:
-    """The struct of a sparse pattern; without one all tokens are attended to.
+    """Return the struct of a sparse pattern; None attends to all tokens.
 
-    Raises ValueError for sizes that name no blocks.
+    Raises ValueError for sizes out of range.
     """
     if sparse is None:
         return Sparse(0, 0, 0, 0)

@@ -1,4 +1,4 @@
-"""Linear layers whose weights live in the library, packed for its kernels."""
+"""Linear layers whose weights are packed for the library's kernels and owned by it."""
 
 from __future__ import annotations
 
@@ -31,20 +31,20 @@ INT4_WITH_MINIMA = 5
 WITH_ZEROS = {4: 6, 8: 10}
 CODINGS: dict[CodeKind, int] = {"e2m1": 7, "table": 8, "e4m3": 9}
 PackSlice = Callable[[int, Any], int]
-"""Packs a slice of rows from a row on; returns a status."""
+"""Packs a slice of rows, given the index of its first row; returns a status."""
 
 
 class CpuLinear(LinearLayer):
-    """One packed weight. The memory is given back when the object goes.
+    """A packed weight, freed with this object.
 
     Attributes:
-        ranks: who share it; None: nobody does.
+        ranks: the ranks that share it; None if it isn't shared.
     """
 
     ranks: RankGroup | None = None
 
     def __init__(self, library: Library, handle: int | None, out_features: int, k: int) -> None:
-        """Takes over `handle`; raises MemoryError when it is None."""
+        """Takes ownership of `handle`; raises MemoryError if it is None."""
         if not handle:
             raise MemoryError(f"no memory for packed weights [{out_features}, {k}]")
         self.handle = handle
@@ -52,7 +52,7 @@ class CpuLinear(LinearLayer):
         self._row_size = k
         self.nbytes = library.packed_bytes(handle)
         self._linear, self._rows = library.linear, library.linear_rows
-        # Not at exit: a thread of a process that ends may be in the middle of a product.
+        # Not at exit, when another thread may still be computing a product.
         weakref.finalize(self, library.free_packed, handle).atexit = False
 
     def __call__(self, x: Tensor, out: Tensor | None = None) -> Tensor:
@@ -97,7 +97,7 @@ def make_linear(
     form: WeightFormat,
     bias: Tensor | None,
 ) -> CpuLinear:
-    """See `LinearFactory.make_linear`. Raises MemoryError where there is no room for the weight."""
+    """See `LinearFactory.make_linear`. Raises MemoryError if there is no room for the weight."""
     if isinstance(form, FloatFormat):
         layer, pack = _float_layer(library, shape, form, bias)
     elif isinstance(form, IntegerFormat):
@@ -200,7 +200,7 @@ def _new_layer(
     table: Tensor | None = None,
     order: Tensor | None = None,
 ) -> CpuLinear:
-    """A layer whose weights are still to come."""
+    """Return a layer whose weights have yet to be packed."""
     float_bias = _bias(bias, shape[0])
     numbers = None if order is None else order.to(torch.int32).contiguous()
     handle = library.pack_new(
@@ -210,7 +210,7 @@ def _new_layer(
 
 
 def _bias(bias: Tensor | None, rows: int) -> Tensor | None:
-    """The bias in float32, as the library copies it."""
+    """Return the bias in float32, from which the library copies it."""
     if bias is None:
         return None
     if bias.shape != (rows,):

@@ -1,4 +1,4 @@
-"""Adapters on the CPU: packed for the library's kernels, and tables of them by layer."""
+"""Adapters on the CPU, packed for the library's kernels, and tables of them by layer."""
 
 from __future__ import annotations
 
@@ -30,27 +30,27 @@ from kernels.lora import (
 #: `kLoraColumns` and `kLoraLanes` of lora.h.
 COLUMNS, LANES = 32, 32
 _SLOTS = ("qkv", "o", "up", "down", "router", "shared_up", "shared_down", "shared_gate")
-#: Of experts, with the field that lists them all.
+#: Slots of experts, with the field that lists their adapters.
 _LISTS = {"up": "expert_ups", "down": "expert_downs"}
 
 
 class NativeLora(PackedLora):
-    """A `c.LoraLinear` in memory, and what it points to.
+    """A `c.LoraLinear` in memory, with the memory to which it points.
 
     Attributes:
-        address: of it.
+        address: address of the struct.
     """
 
     address: int
 
 
 class CpuLora(NativeLora):
-    """See `KernelSet.pack_lora`. Keeps the memory that it points to."""
+    """See `KernelSet.pack_lora`. Owns the memory to which it points."""
 
     def __init__(self, library: Library, lora: LoraWeights) -> None:
         check_lora(lora)
         self._a = _pack_inputs(library, lora.a)
-        # The caller's memory may be a mapped file, or change.
+        # Copied, since the caller's memory may be a mapped file, or change.
         self._vectors = [vector.clone() if vector is not None else None
                          for vector in (lora.gain, lora.shift)]  # fmt: skip
         pairs = in_pairs(library, lora.a.dtype, round_inputs=lora.round_inputs)
@@ -91,7 +91,7 @@ def _pack_inputs(library: Library, a: Tensor) -> Tensor:
 
 
 def in_pairs(library: Library, dtype: torch.dtype, *, round_inputs: bool) -> bool:
-    """Whether weights are multiplied as pairs of bf16."""
+    """Return whether weights are multiplied as pairs of bf16."""
     return round_inputs and dtype == torch.bfloat16 and bool(library.has_bf16())
 
 
@@ -148,7 +148,7 @@ class CpuLoraTable(LoraTable):
     """See `CompiledDecoder.lora_table`."""
 
     def __init__(self, layers: LayerLoras, sizes: Sequence[dict[str, tuple[int, int]]]) -> None:
-        """`sizes`: inputs and outputs of each layer's linear layers, by their slots."""
+        """`sizes`: (inputs, outputs) of each layer's linear layers, by slot."""
         self._references = [dict(layer) for layer in layers]
         self._lists: dict[tuple[int, str], ctypes.Array[ctypes.c_void_p]] = {}
         self._table = (c.LoraLayer * len(sizes))()
@@ -169,7 +169,7 @@ class CpuLoraTable(LoraTable):
     def _list(
         self, row: c.LoraLayer, kind: str, fits: dict[str, tuple[int, int]]
     ) -> ctypes.Array[ctypes.c_void_p]:
-        """The row's list of all experts' addresses, made where there is none yet."""
+        """Return the row's list of all experts' addresses, creating it if necessary."""
         key = (ctypes.addressof(row), kind)
         if key not in self._lists:
             count = sum(slot.startswith(f"{kind}.") for slot in fits)
@@ -179,7 +179,7 @@ class CpuLoraTable(LoraTable):
 
 
 class LoraSegments:
-    """The groups of a step in the form that C++ reads."""
+    """A step's tokens by adapter, as an array of C++ structs."""
 
     def __init__(self, uses: Sequence[TableSegment]) -> None:
         self._references = uses
@@ -192,35 +192,35 @@ class LoraSegments:
             entry.layers, entry.rows, entry.count = table.address, rows.data_ptr(), len(rows)
 
 
-#: Packed arrays are aligned to this many numbers: at least 64 bytes.
+#: Packed arrays are aligned to this many numbers, which are at least 64 bytes.
 _ALIGNED = 32
 
 
 class TemplateLora(NativeLora):
-    """One linear layer's share of an adapter that was packed as a whole."""
+    """One linear layer's part of an adapter that was packed as a whole."""
 
     def __init__(self, plan: LoraLayout, rank: int, nbytes: int, address: int, references: object):
-        """`references`: all memory that is pointed to."""
+        """`references`: all memory to which the struct points."""
         self.in_features, self.out_features = plan.in_features, plan.out_features
         self.rank, self.nbytes, self.address, self._references = rank, nbytes, address, references
 
 
 class _Memory:
-    """An adapter's numbers in one piece, in huge pages: each step reads through all of it."""
+    """An adapter's numbers in one allocation, in huge pages since each step reads all of it."""
 
     def __init__(self, library: Library, nbytes: int) -> None:
-        """Raises MemoryError where there is none."""
+        """Raises MemoryError if it can't be allocated."""
         self.address = library.allocate_lora(nbytes)
         if self.address is None:
             raise MemoryError(f"{nbytes} bytes for an adapter could not be allocated")
-        # A step may still read the memory when the process exits.
+        # Not at exit, when a step may still read the memory.
         weakref.finalize(self, library.free_lora, self.address).atexit = False
 
 
 class CpuLoraTemplate(LoraTemplate):
     """See `KernelSet.lora_template`.
 
-    The structs that kernels read are kept with offsets in the place of addresses.
+    The structs for the kernels are stored with offsets instead of addresses.
     """
 
     def __init__(self, library: Library, plans: Sequence[LoraLayout], dtype: torch.dtype) -> None:
@@ -228,7 +228,7 @@ class CpuLoraTemplate(LoraTemplate):
         inputs: list[c.LoraInputs] = []
         outputs: list[c.LoraOutputs] = []
         self._size = 0
-        #: By plan: rank and bytes.
+        #: Rank and bytes of each plan.
         self._sizes: list[tuple[int, int]] = []
         linears = (c.LoraLinear * len(plans))()
         parts = (c.LoraPart * sum(len(plan.parts) for plan in plans))()
@@ -252,7 +252,7 @@ class CpuLoraTemplate(LoraTemplate):
     def _add_inputs(
         self, plan: LoraLayout, linear: c.LoraLinear, inputs: list[c.LoraInputs]
     ) -> None:
-        """Give the numbers of one layer's a their places."""
+        """Assign offsets to the numbers of one layer's a."""
         rank, done, k = sum(ranks for _, ranks in plan.a), 0, plan.in_features
         for offset, ranks in plan.a:
             inputs.append(c.LoraInputs(offset, self._size, rank, done, ranks, k))
@@ -269,7 +269,7 @@ class CpuLoraTemplate(LoraTemplate):
         *,
         pairs: bool,
     ) -> None:
-        """Give the numbers of one layer's parts their places."""
+        """Assign offsets to the numbers of one layer's parts."""
         for part, entry in zip(plan.parts, entries, strict=True):
             outputs.append(c.LoraOutputs(part.offset, self._size, part.columns, part.rank, pairs))
             entry.b = self._size * self._dtype.itemsize
@@ -311,7 +311,7 @@ class CpuLoraTemplate(LoraTemplate):
 
 
 def _numbers(table: ctypes.Array[Any]) -> np.ndarray:
-    """int64 [entries, fields]: all structs here are of whole words."""
+    """Return structs as int64 [entries, fields]: all of these consist of whole words."""
     words = (
         np.frombuffer(memoryview(table), dtype=np.int64)
         if len(table)

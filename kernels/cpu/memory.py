@@ -42,22 +42,22 @@ def bind_threads(library: Library, cpus: Sequence[int]) -> None:
 
 
 def leave_threads(library: Library) -> None:
-    """Let the system place the library's threads from now on."""
+    """Let the operating system schedule the library's threads from now on."""
     library.bind_threads(None, 0)
 
 
 def num_threads() -> int:
-    """The count of the last `use_threads`; torch's number of threads by default."""
+    """Return the count of the last `use_threads`; torch's number of threads by default."""
     return _num_threads or torch.get_num_threads()
 
 
 def lazy_zeros(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    """Zeros whose pages the system maps when they are first written, in huge pages where it can.
+    """Return zeros whose pages are mapped when they are first written, huge pages if possible.
 
-    Blocks of a cache are read in any order: with small pages nearly every block costs an address
+    Blocks of a cache are read in any order. With small pages nearly every block costs an address
     translation, which slows down decode steps of many sequences.
 
-    Raises MemoryError where the system refuses the size.
+    Raises MemoryError if the system refuses the size.
     """
     size = math.prod(shape) * dtype.itemsize
     if not size:
@@ -68,5 +68,5 @@ def lazy_zeros(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         raise MemoryError(f"the system refuses to map {size} bytes: {error}") from error
     if hasattr(mmap, "MADV_HUGEPAGE"):
         pages.madvise(mmap.MADV_HUGEPAGE)
-    # The tensor keeps the mapping alive until its last view is gone.
+    # The tensor keeps the mapping alive until its last view is deleted.
     return torch.frombuffer(pages, dtype=dtype).view(shape)

@@ -1,4 +1,4 @@
-"""`MixtureOfExperts` of the CPU: tables of addresses that C++ walks through."""
+"""`MixtureOfExperts` of the CPU: tables of addresses that C++ reads."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ from kernels.tensors import describe
 
 
 class CpuHeadLinears(PerHeadLinear):
-    """All heads in one call; holds the layers that its table points to."""
+    """The linear layers of all heads in one call; owns the layers to which its table points."""
 
     def __init__(self, library: Library, layers: Sequence[LinearLayer]) -> None:
-        """Raises ValueError for layers of other kernels, or of several shapes."""
+        """Raises ValueError for layers of other kernels or of different shapes."""
         super().__init__(layers)
         handles = [layer.handle for layer in layers if isinstance(layer, CpuLinear)]
         if len(handles) != len(layers):
@@ -58,11 +58,11 @@ class CpuHeadLinears(PerHeadLinear):
 KINDS = {
     "silu": 0, "gelu": 1, "gelu_tanh": 2, "relu": 3, "relu2": 4, "swiglu_clamped": 5,
 }  # fmt: skip
-"""`Gate` of gate.h, for each of `kernels.layers.ACTIVATIONS`."""
+"""`Gate` of gate.h for each of `kernels.layers.ACTIVATIONS`."""
 
 
 def activation_of(spec: ActivationSpec) -> Activation:
-    """The C++ struct. Raises ValueError for an unknown name."""
+    """Return the C++ struct. Raises ValueError for an unknown name."""
     if spec.name not in KINDS:
         supported = ", ".join(KINDS)
         raise ValueError(f"activation must be one of {supported}; got {spec.name!r}")
@@ -70,7 +70,7 @@ def activation_of(spec: ActivationSpec) -> Activation:
 
 
 def handle_of(name: str, layer: LinearLayer | None, sizes: tuple[int, int]) -> int | None:
-    """A packed layer's address. Raises ValueError unless it's of these kernels and sizes."""
+    """Return a packed layer's address. Raises ValueError for other kernels or other sizes."""
     if layer is None or isinstance(layer, AbsentLinear):
         return None
     if not isinstance(layer, CpuLinear):
@@ -81,7 +81,9 @@ def handle_of(name: str, layer: LinearLayer | None, sizes: tuple[int, int]) -> i
 
 
 def handle_of_ranks(experts: ExpertLayers) -> int | None:
-    """Address of the group that shares experts. Raises ValueError unless it's of these kernels."""
+    """Return the address of the group that shares experts. Raises ValueError for other kernels'
+    groups.
+    """
     ranks = experts.ranks
     if ranks is None:
         return None
@@ -91,14 +93,14 @@ def handle_of_ranks(experts: ExpertLayers) -> int | None:
 
 
 def sizes_of(experts: ExpertLayers) -> dict[str, tuple[int, int]]:
-    """Inputs and outputs of the linear layers that adapters may change, by their slots."""
+    """Return (inputs, outputs) of the linear layers that adapters may change, by slot."""
     return {
         slot: (layer.in_features, layer.out_features) for slot, layer in experts.linears().items()
     }
 
 
 class CpuExperts(MixtureOfExperts):
-    """All experts in one call; holds the layers that its struct points to."""
+    """All experts in one call; owns the layers to which its struct points."""
 
     def __init__(self, library: Library, experts: ExpertLayers) -> None:
         check_experts(experts)

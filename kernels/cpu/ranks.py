@@ -1,4 +1,4 @@
-"""`CpuRankGroup`: ranks that gather through memory that they share, or by an exchange."""
+"""`CpuRankGroup`: ranks that gather through shared memory or an exchange."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ from kernels.ranks import Exchange
 
 log = logging.getLogger(__name__)
 
-#: More is gathered in several rounds. Every rank has two.
+#: Bytes of a slot, of which each rank has two. Larger data are gathered in several rounds.
 SLOT_BYTES = 4 << 20
 
 
 def shared_bytes(library: Library, size: int) -> int:
-    """Bytes of memory that `size` ranks share."""
+    """Return the bytes of memory that `size` ranks share."""
     return library.ranks_bytes(size, SLOT_BYTES)
 
 
 class CpuRankGroup(RankGroup):
-    """Holds the memory for as long as layers may use it."""
+    """A rank's view of the group; owns the shared memory while layers may use it."""
 
     def __init__(
         self,
@@ -48,14 +48,14 @@ class CpuRankGroup(RankGroup):
         self._library, self._memory = library, ctypes.c_char.from_buffer(memory)
         address, timeout_ms = ctypes.addressof(self._memory), round(timeout_s * 1000)
         self._exchange = exchange
-        #: The library calls it for as long as there is the group.
+        #: Referenced here, since the library calls it during the group's life.
         self._callback = None if exchange is None else _callback(exchange, size)
         function = self._callback and ctypes.cast(self._callback, ctypes.c_void_p)
         handle = library.ranks_new(address, rank, size, SLOT_BYTES, timeout_ms, function)
         if not handle:
             raise ValueError(f"there is no rank {rank} of {size}; there may be at most 64")
         self.handle = handle
-        weakref.finalize(self, library.ranks_free, handle).atexit = False  # as of layers
+        weakref.finalize(self, library.ranks_free, handle).atexit = False  # as in `CpuLinear`
 
     @property
     def num_gathers(self) -> int:
@@ -126,8 +126,10 @@ class CpuRankGroup(RankGroup):
 
 
 def _callback(exchange: Exchange, size: int) -> ctypes._FuncPointer:
-    """See `RankGroup::Exchange` in ranks.h. An exception can't cross the C library: it is logged,
-    and the number that is returned makes the group fail.
+    """Return the callback for `RankGroup::Exchange` in ranks.h.
+
+    An exception can't cross the C library, so it is logged, and the returned number makes the group
+    fail.
     """
 
     def run(slots: int, floats: int) -> int:

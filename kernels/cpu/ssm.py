@@ -1,4 +1,4 @@
-"""Layers that carry a state, computed by the library; `kernels.ssm` defines the operations."""
+"""Layers with a recurrent state, computed by the library; `kernels.ssm` defines the operations."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def causal_conv(
     *,
     silu: bool,
 ) -> Tensor:
-    """See `KernelSet.causal_conv`; all of it float32."""
+    """See `KernelSet.causal_conv`; all tensors are float32."""
     check_conv(x, states, weight, bias, of)
     width, channels = weight.shape
     check_dense("states", states, tuple(states.shape), torch.float32)
@@ -65,7 +65,7 @@ def linear_scan(
     of: StateRows,
     scales: Tensor | None,
 ) -> Tensor:
-    """See `KernelSet.linear_scan`; all but the states is float32."""
+    """See `KernelSet.linear_scan`; all tensors except the states are float32."""
     check_scan(inputs, weights, states, scales)
     tokens, heads, value_size = inputs.v.shape
     key_heads, key_size = inputs.k.shape[1:]
@@ -117,7 +117,7 @@ def linear_scan(
 def diagonal_scan(
     library: Library, x: Tensor, decay: Tensor, states: Tensor, of: StateRows
 ) -> Tensor:
-    """See `KernelSet.diagonal_scan`; all of it float32."""
+    """See `KernelSet.diagonal_scan`; all tensors are float32."""
     check_diagonal(x, decay, states)
     for name, tensor in (("x", x), ("decay", decay), ("states", states)):
         check_dense(name, tensor, tuple(tensor.shape), torch.float32)
@@ -154,7 +154,7 @@ def _rows(of: StateRows, tokens: int, states: Tensor) -> c.StateRows:
 
 
 def _stride(name: str, x: Tensor) -> int:
-    """Values from token to token; those of a token must lie side by side."""
+    """Return the stride between tokens; a token's values must be contiguous."""
     if x.dtype != torch.float32 or (len(x) and not x[0].is_contiguous()):
         raise ValueError(f"{name} {describe(x)} must be float32, each token without gaps")
     return x.stride(0)

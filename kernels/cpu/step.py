@@ -1,4 +1,4 @@
-"""`CompiledStep` of the CPU: addresses, bound once for as long as the same sequences decode."""
+"""`CompiledStep` of the CPU: addresses are bound once while the same sequences decode."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ from kernels.lora import TableSegment
 
 
 class LogitEditArrays:
-    """The edits of a step's rows. Keeps the arrays that they point to.
+    """The edits of a step's rows as C++ structs; owns the arrays to which these point.
 
-    Raises ValueError for what doesn't fit together, and for a token that the vocabulary hasn't.
+    Raises ValueError for inconsistent edits, and for tokens outside of the vocabulary.
 
     Attributes:
-        address: of the table.
-        max_logprobs: top tokens that a row is told of at most; -1: none is told of any.
+        address: address of the table.
+        max_logprobs: maximum number of top tokens that a row requests; -1 if none requests any.
     """
 
     def __init__(self, edits: Sequence[LogitEditParams], count: int, vocab_size: int) -> None:
@@ -88,9 +88,9 @@ class LogitEditArrays:
 
 
 class CpuStep(CompiledStep):
-    """Keeps the layers and tensors that it points to.
+    """Decode steps of a decoder; owns the layers and tensors to which it points.
 
-    Raises ValueError for what doesn't fit together.
+    Raises ValueError for inconsistent arguments.
     """
 
     def __init__(
@@ -117,7 +117,7 @@ class CpuStep(CompiledStep):
         self.handle, self.run = handle, library.step_run
         self.vocab_size = ends.head.out_features
         self.hidden_width = hidden_size * max(1, len(taps))
-        weakref.finalize(self, library.step_free, handle).atexit = False  # as of layers
+        weakref.finalize(self, library.step_free, handle).atexit = False  # as in `CpuLinear`
 
     def bind(
         self,
@@ -130,7 +130,7 @@ class CpuStep(CompiledStep):
 
 
 class CpuBoundStep(BoundStep):
-    """A step of these rows; holds the tensors that its C++ structs point to."""
+    """A step of these rows; owns the tensors to which its C++ structs point."""
 
     def __init__(
         self,
@@ -173,7 +173,7 @@ class CpuBoundStep(BoundStep):
     ) -> list[list[int]]:
         if drafts is not None:
             return self._verify(drafts, logits, hidden)
-        # The usual step, whose arguments are made once.
+        # The usual step, whose arguments are created only once.
         self.scores = self._step_scores
         self._result.hidden = self._hidden_address(hidden, self._count)
         if status := self._run(*self._args, num_threads()):
@@ -206,7 +206,9 @@ class CpuBoundStep(BoundStep):
         return tokens
 
     def _hidden_address(self, hidden: Tensor | None, tokens: int) -> int | None:
-        """Address of the buffer for the output layer's inputs, or for those of the taps' layers."""
+        """Return the address of the buffer for the inputs of the output layer or of the taps'
+        layers.
+        """
         if hidden is None:
             return None
         check_dense("hidden", hidden, (tokens, self._hidden_width), torch.float32)
@@ -221,7 +223,7 @@ class CpuBoundStep(BoundStep):
 
 
 def layer_indices(layers: Sequence[int], count: int) -> ctypes.Array[ctypes.c_int64]:
-    """Some of a decoder's `count` layers. Raises ValueError unless they ascend and exist."""
+    """Return indices of `count` layers. Raises ValueError unless they ascend and exist."""
     indices = list(layers)
     if indices != sorted(set(indices)) or not all(0 <= index < count for index in indices):
         raise ValueError(f"layers must ascend and be less than {count}; got {indices}")
@@ -265,7 +267,7 @@ def _embedding_and_head(decoder: int, hidden: int, ends: EmbeddingAndHead) -> c.
 
 
 def _tables(tables: BatchTables, block_tables: ctypes.Array[c.BlockTable]) -> c.StepTables:
-    """The tables' struct. The library copies `block_tables`, which must live until then."""
+    """Return the tables' struct. The library copies `block_tables`, which must live until then."""
     rows, max_tokens = tables.tokens.shape
     check_dense("tokens", tables.tokens, (rows, max_tokens), torch.int32)
     for table in tables.block_tables:
