@@ -1,8 +1,9 @@
-// What crosses between Python and C++: structs that Python fills in, and the library's functions.
+// The interface between Python and C++: structs that Python fills in, and the library's functions.
 //
-// `python -m tools.abi` writes kernels/cpu/abi.py and abi_layout.h from this file, which therefore is
-// plain C outside of `#ifdef __cplusplus`: structs in the order of their use, integers by their size.
-// Functions that return int return kOk or another Status of runtime.h, unless they say otherwise.
+// `python -m tools.abi` writes kernels/cpu/abi.py and abi_layout.h from this file. So it is plain C
+// outside of `#ifdef __cplusplus`, with structs in the order of their use and integers of explicit
+// size. Functions that return int return kOk or another Status of runtime.h, unless noted
+// otherwise.
 #pragma once
 
 #include <stdint.h>
@@ -14,24 +15,25 @@ namespace quire {
 struct Packed;
 struct Decoder;
 
-// What an MLP does between its products.
+// The activation between an MLP's products.
 struct Activation {
   int kind;
-  float limit, alpha;  // kSwigluClamped: both halves are clamped to the limit, the second counts from 1
+  float limit, alpha;  // kSwigluClamped: the limit of both halves; the second half gets + 1
 };
 
 struct Norm {
-  const float *weight, *bias;  // null: 1 and 0; RMS has a weight
+  const float *weight, *bias;  // null for 1 and 0; RMS requires a weight
   int64_t kind;
 };
 
-// LayerNorm of heads side by side.
+// LayerNorm of each head.
 struct HeadNorm {
-  const float *weight, *bias;  // [heads or 1, head_size], [head_size] or null; no weight: no norm
+  const float *weight, *bias;  // [heads or 1, head_size], [head_size] or null; no weight means no
+                               // norm
   int64_t stride;              // from a head's weight to the next one's: head_size or 0
 };
 
-// Blocks of tokens that a query sees, see kernels/attention_args.py; block 0: all of them.
+// Blocks of tokens that a query sees, see kernels/attention_args.py; block 0 means all tokens.
 struct Sparse {
   int64_t block, local, stride, head_step;
 #ifdef __cplusplus
@@ -39,7 +41,7 @@ struct Sparse {
 #endif
 };
 
-// kernels/attention_args.py says what each is.
+// kernels/attention_args.py describes the fields.
 struct AttentionArgs {
   const void* q;
   void* out;         // [tokens, q_heads, head_size], dense
@@ -54,21 +56,21 @@ struct AttentionArgs {
   const int32_t *seq_lens, *starts;
   int64_t num_seqs;
   const float *alibi, *sinks;  // [q_heads] or null
-  int64_t window;              // 0: none
+  int64_t window;              // 0 for none
   Sparse sparse;
-  float scale, soft_cap;       // soft_cap 0: none
+  float scale, soft_cap;       // soft_cap 0 for none
   int32_t dtype, cache_dtype;
-  const int64_t* rows;  // of the tokens whose results are wanted, in any order
-  int64_t num_rows;     // -1: all
+  const int64_t* rows;  // of the tokens whose results are needed, in any order
+  int64_t num_rows;     // -1 for all
   int32_t round_inputs; // queries and weights may be rounded to bfloat16
-  const int32_t* visible_ends;  // [tokens], or null: each query sees no token after its own
+  const int32_t* visible_ends;  // [tokens], or null: no query sees later tokens
   const float* distance_bias;   // [q_heads, num_distances], or null
   int64_t num_distances;
 #ifdef __cplusplus
-  // Whether products are of pairs of bfloat16: where that loses nothing of keys and values, and no
-  // pair lies in two blocks.
+  // Whether to multiply pairs of bfloat16: only if this loses no bits of keys and values, and no
+  // pair spans two blocks.
   bool in_pairs() const;
-  // Whether any token of [from, to) is wanted; the others' results may be left undone.
+  // Whether any token of [from, to) is needed; the results of others may be omitted.
   bool wants(int64_t from, int64_t to) const;
   int64_t group() const;
   int64_t padded() const;
@@ -80,94 +82,95 @@ struct AttentionArgs {
 #endif
 };
 
-// kernels/interface.py says what each is.
+// kernels/interface.py describes the fields.
 struct RopeArgs {
   void *q, *k;
   const void* v;
   int64_t q_stride, k_stride, v_stride;  // elements from token to token
   int64_t tokens, q_heads, kv_heads, head_size;
   const int64_t* positions;
-  const float* cos_sin;  // [max_position, rotary]; null: no rotation
+  const float* cos_sin;  // [max_position, rotary]; null for no rotation
   int64_t max_position, rotary;
   void *key_cache, *value_cache;
-  float *key_scales, *value_scales;  // as of AttentionArgs
+  float *key_scales, *value_scales;  // see AttentionArgs
   int64_t num_blocks, block_size;
   const int64_t* slots;
-  const void *q_norm, *k_norm;  // null: no norm
+  const void *q_norm, *k_norm;  // null for no norm
   float eps;
   int32_t norm_dtype, neox, dtype, cache_dtype;
 };
 
 struct Experts {
   int64_t hidden, count, top_k, inner, shared_inner;
-  int64_t groups, top_groups;     // of experts that lie side by side, and those a token may go to
-  int64_t group_best;             // 1 or 2: so many of a group's scores are what it is chosen by
+  int64_t groups, top_groups;     // of consecutive experts, and the number that a token may use
+  int64_t group_best;             // 1 or 2: a group's score is the sum of this many of its best
   const Packed* router;           // [count, hidden]
   const Packed* const* gate_up;   // [count] of [2 inner, hidden]
   const Packed* const* down;      // [count] of [hidden, inner]
   const Packed *shared_gate_up, *shared_down;  // the expert of all tokens, or null
   const Packed* shared_gate;      // its sigmoid [1, hidden], or null
-  const float* choice_bias;       // [count], added to what experts are chosen by, or null
-  int32_t softmax_first;          // softmax over all experts, then choose; or over the chosen ones
-  int32_t sigmoid;                // of each score, in the place of the softmax over all
-  int32_t renormalize;            // then divide by the sum of the chosen ones'
-  float scale;                    // of the chosen ones' weights
+  const float* choice_bias;       // [count], added to scores only to choose experts, or null
+  int32_t softmax_first;          // softmax over all experts before the choice, else over the
+                                  // chosen ones
+  int32_t sigmoid;                // sigmoid of each score instead of a softmax
+  int32_t renormalize;            // divide the chosen weights by their sum
+  float scale;                    // multiplies the chosen weights
   Activation act;
-  void* ranks;                    // whose experts they are, or null: all are here
-  const int32_t* owners;          // [count, copies], the ranks that have an expert, then -1; others'
-                                  // are null
+  void* ranks;                    // the rank group that shares the experts; null if all are here
+  const int32_t* owners;          // [count, copies], the ranks that have an expert, then -1; the
+                                  // pointers of experts elsewhere are null
   int64_t copies;
-  int64_t* loads;                 // [count], tokens that went to each expert so far, where ranks are
-  int32_t local_rows;               // each rank has rows of its own; else all have the same ones
+  int64_t* loads;                 // [count], tokens routed to each expert so far, with ranks
+  int32_t local_rows;               // each rank has its own rows; else all have the same ones
 };
 
-// What an adapter adds to neighbouring columns of y: (x A^T)[start, start + rank) times B^T.
+// An adapter's addition to consecutive columns of y: (x A^T)[start, start + rank) times B^T.
 struct LoraPart {
   const void* b;           // see pack_outputs
   int64_t first, columns;  // of y
-  int64_t start, rank;     // rows of A; 0 of them: nothing is added
-  float scale;             // of what is added
+  int64_t start, rank;     // rows of A; rank 0 adds nothing
+  float scale;             // multiplies the addition
 };
 
-// What an adapter does to one linear layer: y = gain * (y + added) + shift.
+// An adapter of one linear layer: y = gain * (y + additions) + shift.
 struct LoraLinear {
   const void* a;  // [rank / kLoraRanks, rounded up][lora_depth(k) / kLoraLanes][ranks][kLoraLanes]
   int64_t n, rank, k;
   const LoraPart* parts;
   int64_t num_parts;
-  const float *gain, *shift;  // [n] or null: 1 and 0; only columns of a part are changed
+  const float *gain, *shift;  // [n] or null for 1 and 0; only columns of a part change
   int32_t dtype;              // of a and b
-  int32_t pairs;              // bf16: x and h are rounded to it, and b lies in pairs of ranks
+  int32_t pairs;              // bf16: x and h are rounded, and b has pairs of ranks
 };
 
-// Of one layer of a decoder; null where the adapter leaves one as it is.
+// An adapter of one decoder layer; null where it doesn't change a linear layer.
 struct LoraLayer {
   const LoraLinear *qkv, *o, *up, *down;
   const LoraLinear *router, *shared_up, *shared_down, *shared_gate;
   const LoraLinear *const *expert_ups, *const *expert_downs;  // by expert, or null
 };
 
-// The rows of a step that go through one adapter, in ascending order.
+// The rows of a step with one adapter, in ascending order.
 struct LoraGroup {
   const LoraLayer* layers;
   const int64_t* rows;
   int64_t count;
 };
 
-// Rows of one linear layer's x and y that meet an adapter.
+// Rows of one linear layer's x and y with one adapter.
 struct LoraUse {
   const LoraLinear* linear;
   const int64_t* rows;
   int64_t count;
 };
 
-// Where the values of A's rows [first, first + count) of `rank` are in a file, and where they go.
+// Moves A's rows [first, first + count) of `rank` from a file to their place.
 struct LoraInputs {
-  int64_t from, to;  // values; `to`: where A begins
+  int64_t from, to;  // values; `to`: the beginning of A
   int64_t rank, first, count, k;
 };
 
-// Where a part's B is in a file, [columns, rank], and where it goes.
+// Moves a part's B, [columns, rank] in the file, to its place.
 struct LoraOutputs {
   int64_t from, to;
   int64_t columns, rank, pairs;
@@ -180,49 +183,52 @@ struct DecoderShape {
   float eps, scale, soft_cap, residual_scale;
   int32_t cache_dtype, neox, gated, parallel, round_inputs;
   Activation act;
-  float clip_qkv;  // 0: none
+  float clip_qkv;  // 0 for none
   float attention_output_scale, mlp_gate_scale, mlp_output_scale;
 };
 
-// What carries a state in the place of attention or beside it (Mamba 2): see kernels/ssm.py.
+// A layer with a state instead of attention or beside it (Mamba 2): see kernels/ssm.py.
 struct StateLayer {
-  const Packed *inputs, *output;  // to gate, values, keys, queries, rates; of what the heads give
+  const Packed *inputs, *output;  // to gate, values, keys, queries, rates; and from the heads'
+                                  // outputs
   const float* input_scales;      // of the first product, or null
   const float *conv, *conv_bias;  // [width, channels], [channels] or null
   const float *decay, *rate_bias, *skip;  // [heads]; skip may be null
-  const float* norm;              // [heads * value_size], by key head; or null
+  const float* norm;              // [heads * value_size], normed in groups by key head; or null
   float* conv_states;             // [num_blocks, width - 1, channels]
   void* scan_states;              // [num_blocks, heads, value_size, key_size]
-  float* scan_scales;             // of int8 [num_blocks, heads, value_size], otherwise null
+  float* scan_scales;             // for int8 [num_blocks, heads, value_size], otherwise null
   int64_t num_blocks, heads, key_heads, value_size, key_size, width;
   float least_rate, most_rate, output_scale;
   int32_t norm_before_gate, states_dtype;
 };
 
-// Attention and a state, one of them or neither; an MLP, experts or neither.
+// A layer: attention, a state, both or neither; an MLP, experts or neither.
 struct DecoderLayer {
   Norm input_norm;
-  const Packed* qkv;                       // null: no attention
+  const Packed* qkv;                       // null for no attention
   const float *q_norm, *k_norm;            // RMS of heads, [head_size] or null
   const float *q_full_norm, *k_full_norm;  // RMS of all heads together, or null
   HeadNorm q_head_norm, k_head_norm;
   const float* cos_sin;                // [max_position, rotary] or null
   void *key_cache, *value_cache;
-  float *key_scales, *value_scales;    // as of AttentionArgs
+  float *key_scales, *value_scales;    // see AttentionArgs
   int64_t window;
   Sparse sparse;
   const float *alibi, *sinks;          // [q_heads] or null
   const Packed* o;
-  Norm attention_out_norm;             // of what attention adds to the residual
-  Norm mlp_norm;                       // parallel: kNoNorm takes what attention took
+  Norm attention_out_norm;             // norm of attention's output before it is added to the
+                                       // residual
+  Norm mlp_norm;                       // parallel: kNoNorm to use attention's input
   const Packed *gate_up, *down;        // or null
-  const Experts* experts;              // in place of both; or null
-  Norm mlp_out_norm;                   // of what the MLP adds to the residual
-  int64_t group;                       // whose slots and block table are this layer's
+  const Experts* experts;              // instead of both; or null
+  Norm mlp_out_norm;                   // norm of the MLP's output before it is added to the
+                                       // residual
+  int64_t group;                       // selects the slots and block table of this layer
   const StateLayer* state;             // or null
 };
 
-// Where the layers of one group keep the step's tokens, and find those before.
+// Where the layers of one group store the step's tokens, and find earlier ones.
 struct DecoderGroup {
   const int64_t* slots;         // [tokens]
   const int32_t* block_tables;  // [num_seqs, table_stride]
@@ -235,11 +241,11 @@ struct StepEnds {
   const float* positions;  // [num_positions, hidden], added to the embeddings; or null
   int64_t num_positions, position_offset;
   float embedding_scale, logit_scale;
-  const int64_t* taps;  // layers, ascending, whose inputs a step tells of; or null
+  const int64_t* taps;  // layers, ascending, whose inputs a step returns; or null
   int64_t num_taps;
 };
 
-// Of one KV cache group.
+// The block table of one KV cache group.
 struct BlockTable {
   const int32_t* blocks;  // [num_rows, stride]
   int64_t stride;
@@ -252,19 +258,21 @@ struct StepTables {
   int64_t num_groups;
   const int64_t* num_prompt;           // [num_rows]
   int64_t *num_tokens, *num_computed;  // [num_rows]
-  const int64_t* rope_offsets;         // [num_rows], added to positions for their rotation
+  const int64_t* rope_offsets;         // [num_rows], added to positions for rotary embedding
   int64_t num_rows;
   const int32_t* state_blocks;  // [num_rows], each sequence's block of states; or null
-  int64_t* state_tokens;        // [num_state_blocks]: tokens that a state has taken in, -1 in a step
+  int64_t* state_tokens;        // [num_state_blocks], number of tokens in each state, -1 during a
+                                // step
   int64_t num_state_blocks;
 };
 
-// In the order in which they act. Ids are those of the vocabulary, biased ones named once.
+// Edits in the order in which they are applied. Ids are those of the vocabulary; a biased id occurs
+// once.
 struct RowEdits {
-  const int32_t* allowed;    // a bit a token, those that may come; null: all
+  const int32_t* allowed;    // bits of the allowed tokens; null for all
   const int32_t* forbidden;  // [num_forbidden]
   int64_t num_forbidden;
-  // Bad words of two tokens and more, one behind the other; word i begins at word_starts[i].
+  // Bad words of two or more tokens, concatenated; word i begins at word_starts[i].
   const int32_t* words;
   const int64_t* word_starts;  // [num_words + 1]
   int64_t num_words;
@@ -273,44 +281,45 @@ struct RowEdits {
   const int32_t* biased;  // [num_biased]
   const float* biases;
   int64_t num_biased;
-  float repetition, frequency, presence;  // 1, 0, 0: no penalty
+  float repetition, frequency, presence;  // 1, 0, 0 for no penalty
   int32_t counts_prompt;                  // for the repetition penalty
-  int64_t num_logprobs;                   // told of the likeliest tokens; -1: of none, nor the chosen
+  int64_t num_logprobs;                   // number of top tokens to report besides the chosen one;
+                                          // -1 for no report
 #ifdef __cplusplus
   bool penalises() const;
   bool changes() const;
 #endif
 };
 
-// For each of the step's rows; without temperatures all take the likeliest token.
+// For each row of the step; without temperatures every row takes the most likely token.
 struct StepChoice {
   const float* temperature;
   const int64_t* top_k;
   const double *top_p, *min_p;
   const uint64_t* seeds;
-  const RowEdits* edits;  // null: no row has any
+  const RowEdits* edits;  // null for no edits
 };
 
-// What a step gives.
+// The results of a step.
 struct StepResult {
-  int64_t* out;  // by token of the rows that it chooses for: the next one, or -1
-  int64_t* got;  // by row: how many tokens it got; or null
+  int64_t* out;  // by token of the rows with a choice: the next token, or -1
+  int64_t* got;  // by row: number of new tokens; or null
   float* open;   // by token of the other rows: its logits
-  // By token of the rows that it chooses for, as `Told`, where the row's edits ask for it.
-  int64_t* ids;  // [tokens, 1 + the most that any is told of]
+  // By token of the rows with a choice, as `Told`, if the row's edits request it.
+  int64_t* ids;  // [tokens, 1 + the largest num_logprobs]
   float* values;
   int64_t* ranks;
   int64_t most;
-  // [tokens of all rows, hidden]: what the head takes; with taps [.., num_taps * hidden], what those
-  // layers begin with; or null
+  // [tokens of all rows, hidden], the output layer's input; with taps [.., num_taps * hidden], the
+  // inputs of those layers; or null
   float* hidden;
 };
 
-// Whose tokens a call is about: sequence i has tokens [starts[i], starts[i + 1]) and state rows[i].
+// The sequences of a call: sequence i has tokens [starts[i], starts[i + 1]) and state rows[i].
 struct StateRows {
   const int32_t* starts;
   const int64_t* rows;
-  const int64_t* saves;  // [num_saves, 2]: after how many of the step's tokens, and to which row
+  const int64_t* saves;  // [num_saves, 2]: the number of tokens before a save, and its row
   int64_t num_seqs, tokens, num_rows, num_saves;
 };
 
@@ -320,17 +329,17 @@ struct CausalConv {
   int64_t stride, channels, width;
   float* states;  // [num_rows, width - 1, channels]: each sequence's last inputs
   const float *weight, *bias;  // [width, channels], [channels] or null
-  int32_t silu;  // of each sum, or the sum itself
+  int32_t silu;  // apply SiLU to each sum
   StateRows of;
 };
 
 struct LinearScan {
   float* out;  // [tokens, heads, value_size]
-  const float *q, *k, *v, *rate, *beta;  // beta null: the rate takes its place
+  const float *q, *k, *v, *rate, *beta;  // beta null: the rate is used instead
   int64_t q_stride, k_stride, v_stride, rate_stride, beta_stride;  // from token to token
   const float *decay, *rate_bias, *skip;  // [heads]; skip may be null
   void* states;  // [num_rows, heads, value_size, key_size], float32, bfloat16 or int8
-  float* state_scales;  // of int8 [num_rows, heads, value_size], otherwise null
+  float* state_scales;  // for int8 [num_rows, heads, value_size], otherwise null
   int64_t heads, key_heads, value_size, key_size;
   float least_rate, most_rate;
   int32_t delta;
@@ -351,7 +360,7 @@ struct DiagonalScan {
 #ifdef __cplusplus
 }  // namespace quire
 
-// Where they are defined, so that the compiler refuses what differs.
+// Sources that define these include this file, so that the compiler rejects differences.
 using namespace quire;
 extern "C" {
 #endif
@@ -436,12 +445,12 @@ int quire_bind_threads(const int* cpus, int count);
 
 int quire_rope_and_cache(const RopeArgs* args, int threads);
 
-// What the build was made for, and which extras it may use.
+// The instruction set and the extras of this build.
 int quire_vector_bits(void);
 int quire_has_bf16(void);
 int quire_has_vnni(void);
 void quire_map_pages(void* memory, int64_t bytes);
-// Does nothing: what a call costs.
+// Does nothing, to measure the cost of a call.
 int quire_nothing(const void* a, const void* b, int64_t c, int64_t d, float e, int f);
 
 int quire_argmax(int64_t* out, const float* logits, int64_t rows, int64_t vocab, int threads);

@@ -1,11 +1,11 @@
-// Linear layers whose rows meet adapters: see lora.h.
+// Linear layers whose rows have adapters: see lora.h.
 #include "lora.h"
 #include "ops.h"
 
 namespace quire {
 namespace {
 
-// A layer's uses, and whether its product takes them in while it's made.
+// A layer's uses, and whether they are applied during its product.
 struct Adapting {
   std::vector<LoraUse> uses;
   LoraCall call;
@@ -35,7 +35,7 @@ int product(Adapting& found, const Packed& w, float* y, const float* x, int64_t 
       add_lora(y, w.n, x, stride, found.uses.data(), found.count(), low, threads);
     return wrong;
   }
-  // Every rank adds to all columns: A and B are whole where outputs are gathered.
+  // Every rank adds to all columns: with gathered outputs each has the whole A and B.
   const int wrong = sharded_linear(w, y, &x, &stride, rows, threads);
   if (!wrong) add_lora(y, w.outputs(), x, stride, found.uses.data(), found.count(), low, threads);
   return wrong;

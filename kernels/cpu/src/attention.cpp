@@ -1,4 +1,4 @@
-// Paged attention: checks a call, cuts it into pieces and deals them out.
+// Paged attention: checks a call, divides it into items and runs them.
 #include <vector>
 
 #include "ops.h"
@@ -6,10 +6,10 @@
 namespace quire {
 namespace {
 
-// The pieces of a call, long ones first, and the merges that decode's partial results need.
+// The items of a call, long ones first, and the merges of decode's partial results.
 struct Plan {
   std::vector<Item> items;
-  std::vector<Item> merges;  // from, to: the first partial result and the one after the last
+  std::vector<Item> merges;  // from, to: the first partial result, and one past the last
   int64_t partials = 0;
 };
 
@@ -26,16 +26,16 @@ void plan_prefill(const AttentionArgs& a, int64_t s, Plan* plan) {
 
 int64_t end_of_chunk(int64_t token) { return (token / kChunk + 1) * kChunk; }
 
-// Pieces of `size` tokens of KV that a decoding sequence's query sees.
+// Number of pieces of `size` tokens of KV that a decoding sequence's query sees.
 int64_t pieces_of(const AttentionArgs& a, int64_t s, int64_t size) {
   const int64_t length = a.seq_lens[s], begin = a.first_seen(length - 1);
   return (length - 1) / size - begin / size + 1;
 }
 
-// Items that a decoding sequence's KV is cut into under each KV head, or group of them.
+// Number of items of a decoding sequence for each KV head or group of KV heads.
 int64_t parts_of(const AttentionArgs& a, int64_t s) { return pieces_of(a, s, kChunk); }
 
-// `heads` KV heads at most share an item: they lie side by side in a block.
+// At most `heads` KV heads share an item: they are adjacent in a block.
 void plan_decode(const AttentionArgs& a, int64_t s, int64_t heads, Plan* plan) {
   const int64_t length = a.seq_lens[s], tiles = pieces_of(a, s, kTile), parts = parts_of(a, s);
   const int32_t seq = static_cast<int32_t>(s);
@@ -56,7 +56,7 @@ void plan_decode(const AttentionArgs& a, int64_t s, int64_t heads, Plan* plan) {
   }
 }
 
-// Items for each thread, so that the last one to finish isn't late by much.
+// Items per thread, so that the last one to finish isn't much later.
 constexpr int64_t kItemsEach = 8;
 
 Plan make_plan(const AttentionArgs& a, int threads) {
@@ -74,7 +74,7 @@ Plan make_plan(const AttentionArgs& a, int threads) {
   return plan;
 }
 
-// Multiply-adds that the call needs, about.
+// Approximate number of multiply-adds of the call.
 int64_t cost(const AttentionArgs& a) {
   int64_t seen = 0;
   for (int64_t s = 0; s < a.num_seqs; s++) seen += a.queries(s) * a.seq_lens[s];
@@ -97,7 +97,7 @@ int check_attention(const AttentionArgs& a) {
       if (block < 0 || block >= a.num_blocks) return kBadBlock;
     }
     if (!a.visible_ends) continue;
-    int64_t end = 0;  // those of a sequence don't descend
+    int64_t end = 0;  // of a sequence; they must not decrease
     for (int64_t i = 0; i < queries; i++) {
       const int64_t last = end, position = length - queries + i;
       end = a.visible_ends[a.starts[s] + i];

@@ -1,17 +1,18 @@
-// Paged attention: what one call works on, and the two kernels that share it.
+// Paged attention: the arguments of a call, and its two kernels.
 //
-// Both kernels, one for a decoding query and one for tiles of a prompt's, give a query's result with
-// the same bits, whatever is computed beside it, for both follow one order. KV is cut into tiles at
-// multiples of kTile from the sequence's start. In a tile
+// One kernel computes a decoding query, the other tiles of a prompt's queries. Both give a query's
+// result with the same bits, whatever else is computed, because both use the same order of
+// operations. KV is divided into tiles at multiples of kTile from the sequence's start. In a tile
 //   - a score is one chain of fused additions along the head;
-//   - weights are e^(score - the tile's maximum), summed in the lanes of a vector, lane i the tokens
-//     i, i + W, ... of the tile, and then the lanes;
+//   - weights are e^(score - the tile's maximum), summed per lane of a vector, where lane i has the
+//     tokens i, i + W, ... of the tile, and then over the lanes;
 //   - the weighted sum of values is one chain along the tokens.
-// Tiles are merged from the first one on, two at a time: merge_weights() says how.
+// Tiles are merged in order, two at a time: see merge_weights().
 //
-// Products are float32, or pairs of bfloat16 that are summed in float32 (see in_pairs()). A pair is
-// two values of a head, or two tokens at an even position and the next one. Weights are rounded after
-// they are summed; a token of a pair that isn't seen weighs 0 and counts as zeros.
+// Products are float32, or pairs of bfloat16 that are summed in float32 (see in_pairs()). A pair
+// has two values of a head, or the tokens at an even position and the next one. Weights are rounded
+// after they are summed; a token of a pair that isn't seen has weight 0, and its values are
+// replaced by zeros.
 #pragma once
 
 #include <limits>
@@ -21,16 +22,16 @@
 
 namespace quire {
 
-// Tokens of KV that are weighed together.
+// Tokens of KV per tile.
 constexpr int64_t kTile = 128;
-// Tokens of KV, whole tiles of them, that one piece of decode work covers.
+// Tokens of KV, in whole tiles, per item of decode work.
 constexpr int64_t kChunk = 2 * kTile;
 
 inline bool Sparse::shows(int64_t head, int64_t query, int64_t key) const {
   return query / block - key / block < local || (key / block + head * head_step + 1) % stride == 0;
 }
 inline bool AttentionArgs::in_pairs() const {
-  const bool exact = cache_dtype == kBF16 || cache_dtype >= kI8;  // in bfloat16
+  const bool exact = cache_dtype == kBF16 || cache_dtype >= kI8;  // representable in bfloat16
   return round_inputs && exact && block_size % 2 == 0;
 }
 inline bool AttentionArgs::wants(int64_t from, int64_t to) const {
@@ -49,17 +50,17 @@ inline int64_t AttentionArgs::row(int64_t seq, int64_t head, int64_t token) cons
   return (block * kv_heads + head) * block_size + token % block_size;
 }
 
-// A piece of work: the queries [from, to) of a sequence under one KV head, or, when it decodes,
-// its single query under KV heads [head, head + heads) over the KV tokens [from, to).
+// A work item: the queries [from, to) of a sequence under one KV head, or, for decode, the single
+// query under KV heads [head, head + heads) over the KV tokens [from, to).
 struct Item {
   int32_t seq, head, heads;
   bool decodes;
   int64_t from, to;
-  int64_t partial;  // decode: where the first head's first one goes, in units of partial_size
+  int64_t partial;  // decode: index of the first head's first partial result
   int64_t stride;   // decode: from there to the next head's
 };
 
-// A partial result, of a tile: for each head of the group the weighted sum, the maximum, the weight.
+// A tile's partial result: for each head of the group the weighted sum, the maximum, the weight.
 inline int64_t partial_size(const AttentionArgs& a) { return a.group() * (a.padded() + 16); }
 
 size_t decode_scratch(const AttentionArgs& a);
@@ -70,7 +71,7 @@ void merge_partials(const AttentionArgs& a, int64_t seq, int64_t head, const flo
                     int64_t count, float* scratch);
 
 size_t prefill_scratch(const AttentionArgs& a);
-// Queries of one sequence that a tile holds.
+// Number of queries of one sequence in a tile.
 int64_t tile_queries(const AttentionArgs& a);
 void prefill_item(const AttentionArgs& a, const Item& item, char* scratch);
 
@@ -95,7 +96,8 @@ void with_formats(const AttentionArgs& a, Fn&& f) {
   });
 }
 
-// Hides the keys from position `first` on whose blocks the query at `position` doesn't see.
+// Hides keys, of which the first is at position `first`, in blocks that the query at `position`
+// doesn't see.
 inline void hide_blocks(const Sparse& sparse, int64_t q_head, float* scores, int64_t first,
                         int64_t count, int64_t position) {
   for (int64_t i = 0; i < count;) {
@@ -105,8 +107,8 @@ inline void hide_blocks(const Sparse& sparse, int64_t q_head, float* scores, int
   }
 }
 
-// Turns `count` raw scores of one query at `position` into logits in place: soft cap, then ALiBi, then
-// the bias by distance, then what it doesn't see. `first` is the first key's position.
+// Turns `count` raw scores of one query at `position` into logits in place: hides blocks, then adds
+// the distance bias, or applies the soft cap and ALiBi. `first` is the first key's position.
 inline void finish_scores(const AttentionArgs& a, int64_t q_head, float* scores, int64_t count,
                           int64_t first, int64_t position) {
   if (a.sparse.block) hide_blocks(a.sparse, q_head, scores, first, count, position);
@@ -131,10 +133,10 @@ inline void finish_scores(const AttentionArgs& a, int64_t q_head, float* scores,
   });
 }
 
-// The maximum of what has seen nothing: -infinity less itself would be NaN.
+// The maximum before any key was seen: finite, because -infinity - -infinity is NaN.
 constexpr float kNoTop = -std::numeric_limits<float>::max();
 
-// The columns [low, high) of a tile, and the whole vectors that hold them.
+// The columns [low, high) of a tile, and the whole vectors that contain them.
 struct Lanes {
   int64_t low, high;
   bool empty() const { return low >= high; }
@@ -142,8 +144,9 @@ struct Lanes {
   int64_t to() const { return (high + W - 1) / W * W; }
 };
 
-// One query's scores of the keys `seen` of the tile at token `begin` -> logits, -infinity for the
-// other keys in their vectors. Gives the maximum. `scales`: of the tile's keys, or null.
+// Turns one query's scores of the keys `seen` of the tile at token `begin` into logits, and sets
+// the other keys in their vectors to -infinity. Returns the maximum. `scales`: of the tile's keys,
+// or null.
 QUIRE_INLINE float finish_tile(const AttentionArgs& a, int64_t q_head, int64_t position,
                                int64_t begin, Lanes seen, const float* scales, float* row) {
   const int64_t from = seen.from(), to = seen.to();
@@ -163,15 +166,15 @@ QUIRE_INLINE float finish_tile(const AttentionArgs& a, int64_t q_head, int64_t p
   }
   if (i < to) tops = vmax(tops, vload(row + i));
   const float top = vmaximum(vmax(tops, more));
-  return top == -INFINITY ? kNoTop : top;  // nothing of the tile is seen
+  return top == -INFINITY ? kNoTop : top;  // no key of the tile is seen
 }
 
-// The logits -> weights e^(logit - top), times `scales` (of the tile's values, or null), in the
-// products' format, and 0 for the other keys in the vectors of `all`. Gives the sum of what isn't
-// scaled or rounded yet.
+// Turns logits into weights e^(logit - top), times `scales` (of the tile's values, or null), in the
+// products' format, and 0 for the other keys in the vectors of `all`. Returns the sum of the
+// weights before scaling and rounding.
 template <class F>
 QUIRE_INLINE float weigh_tile(Lanes seen, Lanes all, float top, const float* scales, float* row) {
-  // Pairs fill the row's first half: each vector is read before it's written over.
+  // Pairs fill the row's first half: each vector is read before it is overwritten.
   using Value = typename F::Value;
   Value* weights = reinterpret_cast<Value*>(row);
   vf sum = vset(0.0f);
@@ -186,8 +189,8 @@ QUIRE_INLINE float weigh_tile(Lanes seen, Lanes all, float top, const float* sca
   return vsum(sum);
 }
 
-// W merges, of sums so far and a tile's: what the old and the tile's sum of values are multiplied by
-// before they are added, the latter in a fused addition.
+// W merges of earlier sums with a tile's: the factors of the earlier and of the tile's sum of
+// values, the latter for a fused addition.
 QUIRE_INLINE void merge_factors(vf top, vf tile_top, vf* old_by, vf* new_by) {
   const vf most = vmax(top, tile_top);
   *old_by = vexp(top - most);
@@ -197,7 +200,7 @@ QUIRE_INLINE vf merge_weights(vf weight, vf old_by, vf tile_weight, vf new_by) {
   return vfma(weight, old_by, tile_weight * new_by);
 }
 
-// What the sum of values of query head `head` is multiplied by in the end.
+// The final factor of the sum of values of query head `head`.
 inline float inverse_weight(const AttentionArgs& a, int64_t head, float top, float weight) {
   if (!a.sinks) return 1.0f / weight;
   const float most = std::max(top, a.sinks[head]), decay = std::exp(top - most);

@@ -1,10 +1,10 @@
-// One query of one sequence over a chunk of its KV, under one or more KV heads, all the query heads
-// of each together.
+// One query of one sequence over a chunk of its KV, under one or more KV heads, with all query
+// heads of each.
 //
-// Two passes over the chunk: scores, then the weighted sum of values. The cache is read where it
-// lies and in the order in which it lies, block by block and head by head within a block, while what
-// comes some way later is being fetched. Keys are turned in registers, so that a lane is a token and
-// a score one chain along the head, as in tiles of queries; up to four query heads share them.
+// There are two passes over the chunk: scores, then the weighted sum of values. The cache is read
+// in its own order, block by block and head by head within a block, while later parts are
+// prefetched. Keys are transposed in registers, so that each lane is a token and a score is one
+// chain along the head, as in tiles of queries; up to four query heads share them.
 #include <utility>
 
 #include "attention.h"
@@ -15,18 +15,18 @@ namespace {
 constexpr int kHeads = 4;  // query heads in registers at a time
 constexpr int64_t kBytesAhead = 8192;
 
-// A run of tokens that lie in one block and tile, under the item's first head. Those of the next
-// head begin `block_size` rows later.
+// A run of tokens within one block and tile, under the item's first head. Those of the next head
+// begin `block_size` rows later.
 struct Span {
-  int64_t row;    // of its first token in the caches
+  int64_t row;    // index of its first token in the caches
   int64_t count;  // tokens
-  int64_t at;     // its first token's place in the chunk's tiles
+  int64_t at;     // index of its first token in the chunk's tiles
 };
 
-// An item's tokens, as they lie in the caches, and what of them to fetch when.
+// An item's tokens in the order of the caches, and the schedule of prefetches.
 class Spans {
  public:
-  // `spans`: room for them; `copy`: for W keys.
+  // `spans`: memory for them; `copy`: for W keys.
   Spans(const AttentionArgs& a, const Item& item, Span* spans, float* copy)
       : spans_(spans), copy_(copy), heads_(item.heads) {
     row_bytes_ = a.head_size * static_cast<int64_t>(size_of(a.cache_dtype));
@@ -51,13 +51,14 @@ class Spans {
   const char* keys(int64_t i, int64_t head) const { return at(keys_, i, head); }
   const char* values(int64_t i, int64_t head) const { return at(values_, i, head); }
 
-  // Fetches what nothing is read beside.
+  // Prefetches the first parts, before anything is read.
   void begin() const {
     for (int64_t i = 0; i < std::min(ahead_, count_ * heads_); i++) {
       fetch(at(keys_, i / heads_, i % heads_), 0, spans_[i / heads_].count);
     }
   }
-  // Where to fetch from while a head's part of span i of the keys (or of the values) is read; or null.
+  // The address to prefetch from while a head's part of span i of the keys (or of the values) is
+  // read; or null.
   const char* beside(int64_t i, int64_t head, bool values) const {
     int64_t later = i, of = head + ahead_;
     for (; of >= heads_; of -= heads_) later++;
@@ -65,14 +66,14 @@ class Spans {
     later -= count_;
     return values || later >= count_ ? nullptr : at(values_, later, of);
   }
-  // `keys`, or a copy of `count` of its values where `wanted` would lead beyond the cache.
+  // `keys`, or a copy of `count` of its values if `wanted` would exceed the cache.
   template <class T>
   const T* whole_run(const T* keys, int64_t count, int64_t wanted) const {
     if (reinterpret_cast<const char*>(keys + wanted) <= end_) return keys;
     std::memcpy(copy_, keys, count * sizeof(T));
     return reinterpret_cast<const T*>(copy_);
   }
-  // Fetches the tokens [from, from + count) at p.
+  // Prefetches the tokens [from, from + count) at p.
   QUIRE_INLINE void fetch(const char* p, int64_t from, int64_t count) const {
     if (!p) return;
     p += from * row_bytes_;
@@ -90,18 +91,18 @@ class Spans {
   const char *keys_, *values_, *end_;  // end_: of the keys
 };
 
-// Values of a key that lie in 32 bits, which is what is turned as one.
+// Values of a key in 32 bits, which are transposed together.
 template <class T>
 constexpr int kTurnedValues = 4 / sizeof(T);
 
-// Unit I of the products' format, of those that 32 bits of W keys hold.
+// Unit I of the products' format, from 32 bits of each of W keys.
 template <class F, class T, int I>
 QUIRE_INLINE vf key_unit(vf turned) {
   if constexpr (F::kValues == kTurnedValues<T>) return turned;
   else return F::join(vunit<T, I * F::kValues>(turned), vunit<T, (I + 1) * F::kValues - 1>(turned));
 }
 
-// acc[h] += q[h]'s units times those of W keys' 32 bits.
+// acc[h] += q[h]'s units times 32 bits of each of W keys.
 template <class F, class T, int HEADS, int... I>
 QUIRE_INLINE void add_turned(const float* q, int64_t q_ld, vf turned, vf (&acc)[HEADS],
                              std::integer_sequence<int, I...>) {
@@ -120,7 +121,7 @@ QUIRE_INLINE vf gather_value(const T* k, int64_t size, int64_t d) {
   return vload(values);
 }
 
-// scores[h][t] = q[h] . k[t] for HEADS heads and `count` tokens, W at most; of W keys all is read.
+// scores[h][t] = q[h] . k[t] for HEADS heads and `count` tokens, at most W; all W keys are read.
 template <class F, class T, int HEADS>
 QUIRE_INLINE void score_run(const float* q, int64_t q_ld, const T* k, int64_t size, int count,
                             float* scores) {
@@ -178,18 +179,18 @@ void score_span(const AttentionArgs& a, const Spans& spans, const char* next, co
   }
 }
 
-// A span's values and weights under one KV head, and where to fetch from meanwhile.
+// A span's values and weights under one KV head, and where to prefetch from.
 template <class T>
 struct Weighted {
-  const T* values;       // of the first unit's first token, which may lie before the span
-  int64_t first, count;  // tokens before the span, and with the span's
-  const T* zeros;        // instead of what isn't in the span
+  const T* values;       // of the first unit's first token, which may precede the span
+  int64_t first, count;  // tokens before the span, and including the span's
+  const T* zeros;        // used for tokens outside of the span
   const float* weights;  // units
   const char* next;
 };
 
-// sums[h][0 .. COLS * W) += sum over the span of weight[h][t] * v[t], from column d on; `n` lanes of
-// the last vector.
+// sums[h][0 .. COLS * W) += sum over the span of weight[h][t] * v[t], from column d on; `n` lanes
+// of the last vector.
 template <class F, class T, int HEADS, int COLS>
 void sum_columns(const AttentionArgs& a, const Spans& spans, const Weighted<T>& span, int64_t d,
                  int n, float* sums) {
@@ -239,8 +240,8 @@ void sum_span(const AttentionArgs& a, const Spans& spans, const Weighted<T>& spa
   }
 }
 
-// Calls f(span, KV head, where to fetch from, first query head, constant number of them); what is
-// to be fetched is named once for each span and KV head.
+// Calls f(span, KV head, where to prefetch from, first query head, constant number of heads). Only
+// the first call for a span and KV head gets an address to prefetch from.
 template <class F>
 QUIRE_INLINE void over_spans(const AttentionArgs& a, const Item& item, const Spans& spans, bool values,
                              F&& f) {
@@ -263,13 +264,13 @@ void load_queries(const AttentionArgs& a, const Item& item, float* q) {
     vstore(q + ld - W, vset(0.0f));
     const int64_t offset = a.starts[item.seq] * a.q_stride + (first + h) * a.head_size;
     read_row(q, a.q, offset, a.head_size, a.dtype);
-    // Pairs fill the row's first half: each vector is read before it's written over.
+    // Pairs fill the row's first half: each vector is read before it is overwritten.
     auto* values = reinterpret_cast<typename F::Value*>(q);
     for (int64_t i = 0; i < ld; i += W) vstore(values + i, vload(q + i) * vset(a.scale));
   }
 }
 
-// Calls f(tile's number, the columns of it that the query sees) for the item's tiles.
+// Calls f(tile's index, the columns of it that the query sees) for the item's tiles.
 template <class F>
 QUIRE_INLINE void over_tiles(const Item& item, F&& f) {
   const int64_t low = item.from / kTile * kTile;
@@ -278,8 +279,8 @@ QUIRE_INLINE void over_tiles(const Item& item, F&& f) {
   }
 }
 
-// The scales of keys or values under the item's KV head `head`: of int8 each has its own in the cache,
-// of 8-bit floats the head has one.
+// The scales of keys or values under the item's KV head `head`: for int8 one per token in the
+// cache, for 8-bit floats one for the head.
 void gather_scales(const AttentionArgs& a, const Item& item, const Spans& spans, int64_t head,
                    const float* cache, float* scales) {
   std::fill(scales, scales + kChunk, a.cache_dtype == kI8 ? 1.0f : cache[item.head + head]);
@@ -342,7 +343,7 @@ void run(const AttentionArgs& a, const Item& item, const Spans& spans, const flo
              });
 }
 
-// The partial results, W at most, of one query head: merges them into `sums`, `top` and `weight`.
+// Merges the partial results of one query head, at most W, into `sums`, `top` and `weight`.
 void merge_some(const float* first, int64_t distance, int64_t count, int64_t ld, float* sums,
                 float* top, vf* weight) {
   float before[W] = {}, tops[W] = {}, weights[W] = {}, old_by[W], new_by[W];

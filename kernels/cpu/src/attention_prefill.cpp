@@ -1,4 +1,4 @@
-// A tile of queries of one sequence over its KV, all the query heads of a KV head together.
+// A tile of queries of one sequence over its KV, with all query heads of a KV head.
 //
 // The rows of a tile are (query, head) pairs. kTile tokens of KV at a time are copied into panels,
 // keys transposed. Then MR rows at a time go through both products and the softmax between them, so
@@ -8,7 +8,7 @@
 namespace quire {
 namespace {
 
-// Rows of a tile: enough to make little of the copies.
+// Rows of a tile: enough to make the copies cheap.
 constexpr int64_t kRows = 224;
 static_assert(kTile <= kDepth, "weights are the A of the second product");
 static_assert(MR <= W, "MR rows are merged as one vector");
@@ -18,17 +18,17 @@ struct Tile {
   int64_t seq, head, group;
   int64_t from;    // position of the first query
   int64_t rows;    // queries x group
-  const int32_t* ends;  // of `visible_ends`, of the first query; or null
-  int64_t ldo;     // columns of a row's sum of values, whole panels of NR
+  const int32_t* ends;  // `visible_ends` from the first query on; or null
+  int64_t ldo;     // columns of a row's sum of values, in whole panels of NR
   float *q, *scores, *keys, *values, *out;
   float *top, *weight;               // of each row, so far
-  float *key_scales, *value_scales;  // of the KV at hand, 1 where no query sees any; or null
-  int64_t* slots;  // of its tokens, in the caches; -1 where no query sees one
+  float *key_scales, *value_scales;  // of the current KV, 1 if no query sees it; or null
+  int64_t* slots;  // indices of its tokens in the caches; -1 if no query sees them
 
   int64_t position(int64_t row) const { return from + row / group; }
-  // The token after the last one that a row's query sees. It doesn't descend from row to row.
+  // One past the last token that a row's query sees. It doesn't decrease from row to row.
   int64_t end_seen(int64_t row) const { return ends ? ends[row / group] : position(row) + 1; }
-  // Columns, of `count` tokens from `begin` on, that some of the rows [row, row + rows) see.
+  // Columns, of `count` tokens from `begin` on, that some rows of [row, row + rows) see.
   Lanes seen_by(int64_t row, int64_t rows, int64_t begin, int64_t count) const {
     return {std::max<int64_t>(0, a.first_seen(position(row)) - begin),
             std::max<int64_t>(0, std::min(count, end_seen(row + rows - 1) - begin))};
@@ -39,10 +39,10 @@ int64_t round_up(int64_t x, int64_t to) { return (x + to - 1) / to * to; }
 
 int64_t max_rows(const AttentionArgs& a) { return tile_queries(a) * a.group(); }
 
-// From a block of kDepth units of the queries to the next one.
+// Distance between the queries' blocks of kDepth units.
 int64_t query_block(const AttentionArgs& a) { return max_rows(a) * LDA; }
 
-// Where the tile's buffers lie; for all tiles of the call alike.
+// The tile's buffers, equal for all tiles of the call.
 Layout lay_out(Tile* tile) {
   const int64_t rows = max_rows(tile->a), size = tile->a.head_size;
   tile->ldo = round_up(size, NR);
@@ -86,8 +86,8 @@ void load_queries(const Tile& t, int64_t first_token) {
   });
 }
 
-// Finds the KV of `count` tokens from `begin` on, the first `unseen` of which no query sees: their
-// blocks may be another sequence's by now, so they aren't looked at.
+// Finds the KV of `count` tokens from `begin` on. No query sees the first `unseen`, whose blocks
+// may belong to another sequence by now, so they aren't read.
 void find_slots(const Tile& t, int64_t begin, int64_t count, int64_t unseen) {
   const AttentionArgs& a = t.a;
   std::fill(t.slots, t.slots + kTile, int64_t{-1});
@@ -130,8 +130,8 @@ void load_keys(const Tile& t, int64_t count) {
   }
 }
 
-// The values of the tokens `seen` as panels of NR columns: [panel][unit][column]; zeros for the rest
-// of their units. Gives whether all of them are finite, and what they are multiplied by.
+// The values of the tokens `seen` as panels of NR columns: [panel][unit][column], with zeros in the
+// rest of their units. Returns whether all of them and their scales are finite.
 template <class F, class T>
 bool load_values(const Tile& t, const Lanes& seen) {
   const AttentionArgs& a = t.a;
@@ -154,7 +154,7 @@ bool load_values(const Tile& t, const Lanes& seen) {
   return vsum(off) == 0.0f && (!a.value_scales || all_finite(t.value_scales, kTile));
 }
 
-// scores of the rows [r, r + rows) and the keys that some of them see.
+// Scores of the rows [r, r + rows) and the keys that some of them see.
 template <class F>
 void multiply_keys(const Tile& t, int64_t r, int64_t rows, const Lanes& seen) {
   const int64_t units = units_of<F>(t.a.head_size);
@@ -165,18 +165,18 @@ void multiply_keys(const Tile& t, int64_t r, int64_t rows, const Lanes& seen) {
   }
 }
 
-// What the old and the new sum of values of MR rows are multiplied by.
+// The factors of the old and the new sum of values of MR rows.
 struct Factors {
   float old_by[W], new_by[W];
 };
 
-// Scores of the rows -> weights; their maxima and sums are merged with those so far.
+// Scores of the rows -> weights; merges their maxima and sums into the earlier ones.
 template <class F>
 Factors weigh_rows(const Tile& t, int64_t r, int64_t rows, const Lanes& all, int64_t begin,
                    int64_t count) {
   Lanes seen[MR];
   float tops[W] = {}, weights[W] = {};
-  // All maxima before the first weight, so that no row waits for its own.
+  // All maxima precede the first weight, so that no row waits for its own.
   for (int64_t i = 0; i < rows; i++) {
     seen[i] = t.seen_by(r + i, 1, begin, count);
     tops[i] = seen[i].empty() ? kNoTop
@@ -199,7 +199,7 @@ Factors weigh_rows(const Tile& t, int64_t r, int64_t rows, const Lanes& all, int
   return factors;
 }
 
-// Merges the sums of the values `seen`, weighed by the rows [r + first, r + first + rows).
+// Adds the values `seen`, weighted by the rows [r + first, r + first + rows).
 template <class F>
 void multiply_values(const Tile& t, int64_t r, int64_t first, int64_t rows, const Lanes& seen,
                      const Factors& factors) {
@@ -228,7 +228,7 @@ void attend(const Tile& t, int64_t begin, int64_t count) {
       multiply_values<F>(t, r, 0, rows, seen, factors);
       continue;
     }
-    // A weight of 0 doesn't hide NaN and infinity from a row that doesn't see them.
+    // A weight of 0 wouldn't hide NaN and infinity from rows that don't see them.
     for (int64_t i = 0; i < rows; i++) {
       const Lanes row_seen = t.seen_by(r + i, 1, begin, count);
       if (row_seen.empty()) continue;

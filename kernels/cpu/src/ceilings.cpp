@@ -1,4 +1,4 @@
-// What the machine can do at best: the figures that a benchmark's percentages refer to.
+// The machine's peak performance, to which a benchmark's percentages refer.
 #include "runtime.h"
 
 namespace quire {
@@ -21,7 +21,7 @@ float read_piece(const char* p, int64_t bytes) {
   return vsum(total);
 }
 
-// Multiply-adds in registers: independent ones enough to hide their latency.
+// Multiply-adds in registers, with enough independent ones to hide their latency.
 float multiply_piece(int64_t rounds) {
   constexpr int kChains = 12;
   vf sums[kChains];
@@ -47,7 +47,7 @@ extern "C" int quire_read_memory(const void* p, int64_t bytes, int threads) {
   return kOk;
 }
 
-// 24 * vector width * 100,000 floating-point operations a piece, on all threads.
+// 24 * vector width * 100,000 floating-point operations per piece, on all threads.
 extern "C" int quire_multiply(int64_t pieces, int threads) {
   volatile float sink = 0;
   deal(threads, pieces, [&](int64_t, int) { sink = multiply_piece(100000); });

@@ -1,4 +1,4 @@
-// All layers of a decoder in one call: no Python between the first norm and the last.
+// All layers of a decoder in one call, without Python between the first norm and the last.
 #include <algorithm>
 #include <memory>
 
@@ -8,24 +8,25 @@
 namespace quire {
 namespace {
 
-// Tokens that go through an MLP together; bounds its buffers for long prompts.
+// Tokens that an MLP processes together; bounds its buffers for long prompts.
 constexpr int64_t kMlpRows = 512;
 
-// One call: its buffers are laid out once and used by each layer.
+// A call: its buffers are allocated once and used by each layer.
 struct Run {
   const Decoder& decoder;
   const DecoderBatch& batch;
   int threads;
-  float* residual;    // [tokens, hidden]; the last layer's are those that are kept
+  float* residual;    // [tokens, hidden]; in the last layer only the kept rows
   int64_t q_width, qkv_width;
-  float* x;           // [tokens, hidden], what a block takes and gives
+  float* x;           // [tokens, hidden], input and output of a block
   float* qkv;         // [tokens, qkv_width]
   float* attention;   // [tokens, q_width]
   float *gated, *inner;  // [kMlpRows, 2 inner], [kMlpRows, inner]
-  float* other;       // [tokens, hidden]: attention's part of a parallel layer, or what experts give
+  float* other;       // [tokens, hidden]: attention's output in a parallel layer, or the experts'
+                      // output
   float *projected, *convolved, *scanned;  // [tokens, ..] of a state's products
-  float *kept_x, *kept_residual, *kept_attention;  // of the rows that are wanted
-  const LoraGroup* adapters;  // of the rows that there are: first all tokens, then those kept
+  float *kept_x, *kept_residual, *kept_attention;  // of the rows that are needed
+  const LoraGroup* adapters;  // of the current rows: first all tokens, then those kept
   int64_t num_adapters;
   std::vector<LoraGroup> kept_adapters;
   std::vector<int64_t> kept_rows;
@@ -54,7 +55,7 @@ int run_adapted_mlp(Run& run, int64_t layer, const Mlp& w, float* x, int64_t low
                         run.threads);
 }
 
-// The groups of the rows that go on, by their new places.
+// The adapters of the kept rows, by their new indices.
 void keep_adapters(Run& run) {
   if (!run.num_adapters) return;
   const DecoderBatch& b = run.batch;
@@ -94,7 +95,7 @@ RopeArgs rope_of(const Run& run, const DecoderLayer& layer) {
   return r;
 }
 
-// Of the last layer only the queries that are wanted need to be done.
+// The last layer computes only the needed queries.
 AttentionArgs attention_of(const Run& run, const DecoderLayer& layer, bool last) {
   const DecoderShape& s = run.shape();
   const DecoderBatch& b = run.batch;
@@ -123,7 +124,7 @@ void scale(float* x, int64_t count, float factor) {
   for_lanes(count, [&](int64_t i, int n) { vstore_some(x + i, vload_some(x + i, n) * by, n); });
 }
 
-// Turns what a block gives into what it adds to the residual.
+// Turns a block's output into its addition to the residual.
 void finish(const Run& run, const Norm& out_norm, float* x, int64_t rows) {
   const DecoderShape& s = run.shape();
   if (out_norm.kind != kNoNorm) norm(out_norm, x, x, rows, s.hidden, s.eps, run.threads);
@@ -144,7 +145,7 @@ void norm_heads(const Run& run, const HeadNorm& of, float* head, int64_t heads) 
     layer_norm_row(head, of.weight + h * of.stride, of.bias, s.head_size, s.eps);
 }
 
-// What some families do with queries, keys and values before they are rotated.
+// Changes that some families apply to queries, keys and values before rotary embedding.
 void prepare_qkv(const Run& run, const DecoderLayer& layer) {
   const DecoderShape& s = run.shape();
   const bool normed = layer.q_full_norm || layer.q_head_norm.weight || layer.k_head_norm.weight;
@@ -169,7 +170,7 @@ void prepare_qkv(const Run& run, const DecoderLayer& layer) {
   });
 }
 
-// After the last attention tokens don't meet any more: only those that are wanted go on.
+// After the last attention, tokens don't depend on each other: only the needed ones continue.
 int64_t keep_rows(Run& run, int64_t tokens) {
   const DecoderBatch& b = run.batch;
   if (b.num_rows < 0) return tokens;
@@ -185,7 +186,7 @@ int64_t keep_rows(Run& run, int64_t tokens) {
   return b.num_rows;
 }
 
-// From run.x to `out`, which may be null: run.x. Of the last layer only the rows that are wanted.
+// From run.x to `out`; null for run.x. The last layer returns only the needed rows.
 int attend(Run& run, const DecoderLayer& layer, float* out, bool last, int64_t* rows) {
   const DecoderShape& s = run.shape();
   const int64_t index = &layer - run.decoder.layers.data();
@@ -211,7 +212,7 @@ int64_t channels_of(const StateLayer& s) {
   return values_of(s) + 2 * s.key_heads * s.key_size;
 }
 
-// Blocks of sequences at their first token.
+// Clears the states of sequences at their first token.
 void clear_states(const Run& run, const StateLayer& s) {
   const DecoderBatch& b = run.batch;
   const int64_t conv = (s.width - 1) * channels_of(s), vectors = values_of(s);
@@ -225,7 +226,7 @@ void clear_states(const Run& run, const StateLayer& s) {
   }
 }
 
-// x [tokens, values] *= silu(gate), which lies `stride` from token to token.
+// x [tokens, values] *= silu(gate), where `stride` is the distance between gate's tokens.
 void gate_values(const Run& run, float* x, const float* gate, int64_t stride, int64_t values) {
   const int64_t tokens = run.batch.tokens;
   deal_ranges(worth(run.threads, tokens * values, 8192), tokens, 1, [&](int64_t low, int64_t high) {
@@ -237,7 +238,7 @@ void gate_values(const Run& run, float* x, const float* gate, int64_t stride, in
   });
 }
 
-// By key head.
+// Norms each key head separately.
 void norm_values(const Run& run, const StateLayer& s, float* x) {
   if (!s.norm) return;
   const int64_t tokens = run.batch.tokens, values = values_of(s), size = values / s.key_heads;
@@ -250,7 +251,7 @@ void norm_values(const Run& run, const StateLayer& s, float* x) {
   });
 }
 
-// From run.x to `out`, which may be run.x: a state takes in the step's tokens.
+// From run.x to `out`, which may be run.x: updates a state with the step's tokens.
 int carry(Run& run, const DecoderLayer& layer, float* out) {
   const StateLayer& s = *layer.state;
   const DecoderBatch& b = run.batch;
@@ -293,7 +294,7 @@ void add(float* x, const float* y, int64_t count) {
   });
 }
 
-// Attention, a state, or the sum of both. A layer with a state has all tokens go on.
+// Attention, a state, or the sum of both. Models with states always keep all tokens.
 int mix(Run& run, const DecoderLayer& layer, float* out, bool last, int64_t* rows) {
   if (!layer.state) return attend(run, layer, out, last, rows);
   if (!layer.qkv) return carry(run, layer, run.x);
@@ -303,7 +304,7 @@ int mix(Run& run, const DecoderLayer& layer, float* out, bool last, int64_t* row
   return wrong;
 }
 
-// As run_mlp, whose gates have a factor.
+// run_mlp with a factor of the gates.
 int run_scaled_mlp(Run& run, const Mlp& w, float* x, int64_t rows) {
   int wrong = linear(*w.gate_up, run.gated, x, w.gate_up->k, rows, kF32, run.threads);
   if (wrong) return wrong;
@@ -318,7 +319,7 @@ int feed_forward(Run& run, const DecoderLayer& layer, int64_t rows) {
   const int64_t index = &layer - run.decoder.layers.data();
   int wrong = kOk;
   if (layer.experts) {
-    // A parallel layer has no experts: `other` is free.
+    // A parallel layer has no experts, so `other` is unused.
     wrong = run_experts(*layer.experts, run.other, run.x, rows, adapters_of(run, index), run.threads);
     std::swap(run.x, run.other);
   }
@@ -362,7 +363,7 @@ int run_parallel(Run& run, const DecoderLayer& layer, bool last, int64_t* rows) 
   return wrong;
 }
 
-// Copies what a layer begins with to the place of a tap.
+// Copies a layer's input to the place of its tap.
 void copy_input(const Run& run, int64_t tap) {
   const int64_t hidden = run.shape().hidden, tokens = run.batch.tokens;
   for (int64_t t = 0; t < tokens; t++)
@@ -397,7 +398,7 @@ int check_rows(const DecoderBatch& b) {
   return kOk;
 }
 
-// A layer of the group, one that rotates if any does: they all read the same slots and tables.
+// A layer of the group, with rotary embedding if any has it: all use the same slots and tables.
 const DecoderLayer* layer_to_check(const Decoder& decoder, int64_t group) {
   const DecoderLayer* found = nullptr;
   for (const DecoderLayer& layer : decoder.layers) {

@@ -1,4 +1,4 @@
-// What a decoder is made of.
+// The parts of a decoder.
 #pragma once
 
 #include <vector>
@@ -23,20 +23,19 @@ struct DecoderBatch {
   int64_t num_groups;
   const int32_t *seq_lens, *starts;
   int64_t num_seqs;
-  const int64_t* rows;  // of the tokens that go on after the last attention
-  int64_t num_rows;     // -1: all do
-  const LoraGroup* adapters;  // of the tokens that go through one
+  const int64_t* rows;  // of the tokens that continue after the last attention
+  int64_t num_rows;     // -1 for all
+  const LoraGroup* adapters;  // of the tokens with adapters
   int64_t num_adapters;
-  const int64_t* taps;  // layers, ascending, whose inputs are wanted
+  const int64_t* taps;  // layers, ascending, whose inputs are returned
   int64_t num_taps;
-  float* tapped;        // [tokens, num_taps * hidden], these side by side
-  const int64_t* state_blocks;  // [num_seqs], where the layers' states are; null: no layer has any
-  const int64_t* num_computed;  // [num_seqs]; at 0 a state begins anew
+  float* tapped;        // [tokens, num_taps * hidden], these inputs side by side
+  const int64_t* state_blocks;  // [num_seqs], the blocks of the layers' states; null without states
+  const int64_t* num_computed;  // [num_seqs]; at 0 a state starts from zero
 };
 
-// residual [tokens, hidden]: the embeddings, overwritten; out [num_rows, hidden], or all tokens
-// when num_rows is -1. Everything that can be refused is, before the first byte of any cache is
-// written.
+// residual [tokens, hidden]: the embeddings, overwritten; out [num_rows, hidden], or all tokens if
+// num_rows is -1. All arguments are checked before anything is written to a cache.
 int run_decoder(const Decoder& decoder, const DecoderBatch& batch, float* residual, float* out,
                 int threads);
 

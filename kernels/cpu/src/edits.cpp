@@ -1,4 +1,4 @@
-// Lists, bad words, biases and penalties on one row of logits: as engine/sampling has them, to the bit.
+// Lists, bad words, biases and penalties on one row of logits, bitwise equal to engine/sampling.
 #include <limits>
 #include <vector>
 
@@ -18,7 +18,7 @@ void forbid(const int32_t* ids, int64_t count, float* logits) {
   for (int64_t i = 0; i < count; i++) logits[ids[i]] = kNever;
 }
 
-// The last tokens of bad words whose others the output ends with.
+// The last tokens of bad words whose other tokens end the output.
 void forbid_words(const RowEdits& edits, const Text& text, float* logits) {
   for (int64_t i = 0; i < edits.num_words; i++) {
     const int32_t* word = edits.words + edits.word_starts[i];
@@ -29,7 +29,7 @@ void forbid_words(const RowEdits& edits, const Text& text, float* logits) {
   }
 }
 
-// How often each token was generated, and which are in the prompt alone.
+// How often each token was generated, and which occur only in the prompt.
 class Counts {
  public:
   Counts(const RowEdits& edits, const Text& text, int64_t vocab) : vocab_(vocab) {
@@ -59,7 +59,7 @@ class Counts {
       seen_[id] += times;
     }
   }
-  static thread_local std::vector<int32_t> seen_;  // by token: 1 and its count; 0: it isn't there
+  static thread_local std::vector<int32_t> seen_;  // by token: 1 plus its count; 0 if absent
   static thread_local std::vector<int32_t> ids_;
   int64_t vocab_;
 };

@@ -1,4 +1,4 @@
-// What a request wishes of its logits before a token is chosen, and what is told of them.
+// A request's edits of its logits before a token is chosen, and the reported log probabilities.
 #pragma once
 
 #include "runtime.h"
@@ -10,7 +10,7 @@ inline bool RowEdits::changes() const {
   return allowed || num_forbidden || num_words || num_ends || num_biased || penalises();
 }
 
-// What a sequence has so far: its prompt, and what was generated.
+// The tokens of a sequence so far: prompt and output.
 struct Text {
   const int32_t *prompt, *output;
   int64_t num_prompt, num_output;
@@ -19,14 +19,14 @@ struct Text {
 // Throws std::bad_alloc.
 void edit_row(const RowEdits& edits, const Text& text, float* logits, int64_t vocab);
 
-// Log probabilities of a row's chosen token, and of its k likeliest, best first.
+// Log probabilities of a row's chosen token and of its k most likely tokens, best first.
 struct Told {
   int64_t* ids;    // [1 + k]
   float* values;   // [1 + k]
-  int64_t* ranks;  // [1 + k], equal ones share the best
+  int64_t* ranks;  // [1 + k], equal logits share the best rank
 };
 
-// Returns the normalizer; NaN, as the values, where the row's logits are no numbers to choose by.
+// Returns the normalizer; NaN, like the values, if the row has NaN or its maximum isn't finite.
 // Throws std::bad_alloc.
 float tell_row(const float* logits, int64_t vocab, int64_t token, int64_t k, const Told& told);
 

@@ -1,5 +1,5 @@
-// Rows are sorted by expert, so that the weights of each expert that is hit are read once; a row's
-// sum goes through its experts in their order, whatever other rows there are.
+// Rows are sorted by expert, so that the weights of each used expert are read once. A row adds up
+// its experts in their order, whatever the other rows are.
 #include "experts.h"
 
 #include "ranks.h"
@@ -11,27 +11,28 @@
 namespace quire {
 namespace {
 
-// Rows that go through an expert together; bounds its buffers.
+// Rows that an expert processes together; bounds its buffers.
 constexpr int64_t kRowsAtOnce = 512;
 
 struct Buffers {
-  float* scores;           // [rows, count], of the router or of the gate of the shared expert
+  float* scores;           // [rows, count], of the router or of the shared expert's gate
   float* weights;          // [rows, top_k]
   int32_t* chosen;         // [rows, top_k]
-  int32_t* open;           // [rows, groups], whether the token may go to a group's experts
-  float* rows;             // [kRowsAtOnce, hidden], those that an expert is to see
+  int32_t* open;           // [rows, groups], whether the token may use a group's experts
+  float* rows;             // [kRowsAtOnce, hidden], the inputs of an expert
   float *gated, *inner;    // [kRowsAtOnce, 2 inner], [kRowsAtOnce, inner]
-  float* out;              // [kRowsAtOnce, hidden], what the expert says of them
-  float* pairs;            // [kRowsAtOnce * top_k, hidden], what all say, where ranks share them
-  float* all;              // [kRowsAtOnce, hidden], the rows of all ranks, where each has its own
+  float* out;              // [kRowsAtOnce, hidden], the outputs of the expert
+  float* pairs;            // [kRowsAtOnce * top_k, hidden], the outputs of all experts, if ranks
+                           // share them
+  float* all;              // [kRowsAtOnce, hidden], the rows of all ranks, if each has its own
 };
 
-// What an expert is chosen by.
+// The score by which an expert is chosen.
 float choice_score(const Experts& e, const float* scores, int64_t i) {
   return e.choice_bias ? scores[i] + e.choice_bias[i] : scores[i];
 }
 
-// What a group is chosen by: its best score, or the sum of its two best ones.
+// The score by which a group is chosen: its best one, or the sum of its two best.
 float group_score(const Experts& e, const float* scores, int64_t group) {
   const int64_t size = e.count / e.groups;
   float best = -INFINITY, second = -INFINITY;
@@ -43,7 +44,7 @@ float group_score(const Experts& e, const float* scores, int64_t group) {
   return e.group_best > 1 ? best + second : best;
 }
 
-// Marks the groups that a token may go to; of equal ones the first.
+// Marks the groups that a token may use; of equal ones the first.
 void open_groups(const Experts& e, const float* scores, int32_t* open) {
   const bool all = e.top_groups == e.groups;
   std::fill(open, open + e.groups, all);
@@ -60,8 +61,7 @@ void open_groups(const Experts& e, const float* scores, int32_t* open) {
   }
 }
 
-// The expert with the highest score, of those in `open` groups, that isn't taken yet; of equal ones
-// the first.
+// The expert with the highest score in the `open` groups that isn't taken; of equal ones the first.
 int32_t best_of(const Experts& e, const float* scores, const int32_t* open, const int32_t* taken,
                 int64_t num_taken) {
   const int64_t size = e.count / e.groups;
@@ -79,7 +79,7 @@ int32_t best_of(const Experts& e, const float* scores, const int32_t* open, cons
   return best;
 }
 
-// What a sum of sigmoids is at least.
+// Added to a sum of sigmoids, so that it isn't 0.
 constexpr float kLeast = 1e-20f;
 
 void softmax(float* x, int64_t count) {
@@ -104,7 +104,7 @@ void route_row(const Experts& e, float* scores, int32_t* open, int32_t* chosen, 
   for (int64_t i = 0; i < e.top_k; i++) weights[i] = weights[i] / by * e.scale;
 }
 
-// run_mlp of a gated MLP whose products are whole before `adapt_up` and `adapt_down` add to them.
+// run_mlp of a gated MLP, where `adapt_up` and `adapt_down` add to the complete products.
 template <class Up, class Down>
 int run_adapted(const Mlp& w, float* out, const float* x, int64_t rows, const Buffers& b, Up&& adapt_up,
                 Down&& adapt_down, int threads) {
@@ -130,7 +130,7 @@ int run_shared_mlp(const Mlp& w, float* out, const float* x, int64_t low, int64_
                      threads);
 }
 
-// out = what the expert of all tokens says, or zeros.
+// out = the output of the expert of all tokens, or zeros.
 int run_shared(const Experts& e, float* out, const float* x, int64_t rows, const Buffers& b,
                const LayerAdapters& adapters, int threads) {
   if (!e.shared_down) {
@@ -162,12 +162,12 @@ struct Hit {
   float weight;
 };
 
-// Which of the rows that an expert sees meet which adapter of its two products.
+// The adapters of an expert's rows, for its two products.
 struct HitUses {
   std::vector<int64_t> places;
   std::vector<LoraUse> ups, downs;
 
-  // `group_of`: of each row of x its group, -1 for none.
+  // `group_of`: the group of each row of x, -1 for none.
   HitUses(const LayerAdapters& adapters, const std::vector<int32_t>& group_of, int64_t index,
           const Hit* hits, int64_t count) {
     std::vector<std::pair<int32_t, int64_t>> found;
@@ -201,7 +201,7 @@ int run_hit_mlp(const Mlp& w, float* out, const float* x, int64_t rows, const Bu
   return run_adapted(w, out, x, rows, b, add(uses.ups), add(uses.downs), threads);
 }
 
-// to [count, hidden] = what an expert says of the rows in `hits`.
+// to [count, hidden] = an expert's outputs for the rows in `hits`.
 int run_hits(const Experts& e, int64_t index, const Hit* hits, int64_t count, float* to,
              const float* x, const Buffers& b, const HitUses& uses, int threads) {
   const float* rows = x + hits[0].row * e.hidden;
@@ -215,7 +215,7 @@ int run_hits(const Experts& e, int64_t index, const Hit* hits, int64_t count, fl
   return run_hit_mlp(mlp, to, rows, count, b, uses, threads);
 }
 
-// Adds what an expert said of the rows in `hits`.
+// Adds an expert's weighted outputs to the rows in `hits`.
 void add_hits(const Experts& e, const Hit* hits, int64_t count, float* out, const float* said,
               int threads) {
   deal_ranges(worth(threads, count * e.hidden, 16384), count, 1, [&](int64_t low, int64_t high) {
@@ -230,7 +230,7 @@ void add_hits(const Experts& e, const Hit* hits, int64_t count, float* out, cons
   });
 }
 
-// Of each row its group of adapters, -1 for none.
+// The adapter group of each row, -1 for none.
 std::vector<int32_t> groups_of(const LayerAdapters& adapters, int64_t rows) {
   std::vector<int32_t> found(rows, -1);
   for (int64_t g = 0; g < adapters.count; g++)
@@ -241,15 +241,15 @@ std::vector<int32_t> groups_of(const LayerAdapters& adapters, int64_t rows) {
 
 using Hits = std::vector<std::vector<Hit>>;
 
-// Rows whose experts are of several ranks: each rank runs its own, and gets what the others say of
-// all rows, so that it adds up in the order of experts. The rows of an expert that several ranks have
-// are dealt to them. pairs [rows * top_k, hidden]. `out` are the rows [low, high) of x.
+// Rows whose experts belong to several ranks. Each rank runs its own experts and receives the
+// others' outputs for all rows, so that it can add up in the order of experts. Ranks with the same
+// expert divide its rows. pairs [rows * top_k, hidden]. `out` are the rows [low, high) of x.
 int run_shared_out(const Experts& e, const Hits& hits, float* out, int64_t low, int64_t high,
                    const float* x, const Buffers& b, float* pairs, int threads) {
   RankGroup& group = *static_cast<RankGroup*>(e.ranks);
   const int64_t per_round = group.slot_floats() / e.hidden;
   if (per_round < 1) return kNoMemory;
-  std::vector<int64_t> first(e.count + 1, 0);  // of each expert's pairs
+  std::vector<int64_t> first(e.count + 1, 0);  // index of each expert's first pair
   std::vector<std::vector<int64_t>> dealt(group.size());  // each rank's pairs
   for (int64_t i = 0; i < e.count; i++) {
     const int64_t all = static_cast<int64_t>(hits[i].size());
@@ -298,15 +298,15 @@ int run_shared_out(const Experts& e, const Hits& hits, float* out, int64_t low, 
   return kOk;
 }
 
-// At the start of a slot, where each rank has rows of its own: how many it gathers now, and whether
-// it has more.
+// The header of a slot if each rank has its own rows: how many it gathers now, and whether it has
+// more.
 struct LocalRows {
   int32_t count, more;
   static constexpr int64_t kFloats = 2;
 };
 
-// Rows of this rank, whose experts are of several ranks that have rows of their own. All ranks gather
-// all rows and which experts are chosen, round by round until no rank has more; one without any takes
+// This rank's rows, whose experts belong to several ranks with their own rows. All ranks gather all
+// rows and their chosen experts, round by round until no rank has more. A rank without rows takes
 // part, since others may choose its experts.
 int run_local_rows(const Experts& e, float* out, const float* x, int64_t rows, const Buffers& b,
                  int threads) {
@@ -391,7 +391,8 @@ int run_chosen(const Experts& e, float* out, const float* x, int64_t rows, const
 
 int run_experts(const Experts& e, float* out, const float* x, int64_t rows,
                 const LayerAdapters& adapters, int threads) {
-  const bool local_rows = e.ranks && e.local_rows;  // then others' go through the experts here as well
+  const bool local_rows = e.ranks && e.local_rows;  // then others' rows use the experts here as
+                                                    // well
   const int64_t most = local_rows ? kRowsAtOnce : std::min(rows, kRowsAtOnce);
   const int64_t inner = std::max(e.inner, e.shared_inner);
   Buffers b;

@@ -1,4 +1,4 @@
-// A mixture of experts: each token goes through the few that its router chooses.
+// A mixture of experts: each token is processed by the few that its router chooses.
 #pragma once
 
 #include "lora.h"
@@ -6,7 +6,8 @@
 
 namespace quire {
 
-// out [rows, hidden] from x of the same, which it must not be. `adapters` name rows of x.
+// out [rows, hidden] from x of the same shape; they must not overlap. `adapters` refer to rows of
+// x.
 int run_experts(const Experts& e, float* out, const float* x, int64_t rows,
                 const LayerAdapters& adapters, int threads);
 

@@ -28,7 +28,7 @@ KvPages::KvPages(std::vector<char*> caches, int64_t num_blocks, int64_t block_si
       block_bytes_(block_bytes),
       bytes_(num_blocks * block_bytes),
       mapped_((bytes_ + kPage - 1) / kPage) {
-  // Caches of a page or two are mapped by their first writes.
+  // Caches of one or two pages are mapped by their first writes.
   if (bytes_ <= 2 * kPage) mapped_.clear();
 }
 

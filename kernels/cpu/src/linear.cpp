@@ -1,4 +1,4 @@
-// Deals the work of a linear layer: rows of x are loaded once, then panels times tiles of rows.
+// Divides the work of a linear layer: rows of x are loaded once, then panels times tiles of rows.
 #include "linear.h"
 #include "lora.h"
 #include "runs.h"
@@ -6,30 +6,30 @@
 namespace quire {
 namespace {
 
-// Rows that are loaded together; more are done in several rounds, each of which reads W again.
+// Rows that are loaded together; more rows take several rounds, each of which reads W again.
 constexpr int64_t kMostRows = 1024;
-// Bytes of x, rows and panels of one piece of work when there are many rows, more or less: what of x
-// meets all panels, one after the other, must stay in the L2 cache. Fewer rows than kLeastPieceRows
-// aren't worth that all panels are read again. The last panels are dealt one by one, so that threads
-// finish together.
+// Approximate bytes of x, minimum rows, and panels per piece for many rows: the part of x that is
+// multiplied by all panels in turn must stay in the L2 cache. Fewer rows than kLeastPieceRows
+// aren't worth reading all panels again. The last panels are dealt one by one, so that threads
+// finish at the same time.
 constexpr int64_t kPieceBytes = 768 << 10;
 constexpr int64_t kLeastPieceRows = 128;
 constexpr int64_t kPiecePanels = 4;
 
-// Values of x in a block: most, a unit of four each, and a group more.
+// Maximum values of x per block: four per unit, and one more group.
 constexpr int64_t kMostBlock = 4 * kBlockUnits + 256;
 
-// Values of x that a thread loads while another would be woken for as many.
+// Values of x per thread below which waking another thread doesn't pay.
 constexpr int64_t kLoadedEach = 8192;
 
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
-// Rows of a piece, more or less, where one takes `row_bytes` of x.
+// Approximate rows of a piece, where a row takes `row_bytes` of x.
 int64_t rows_of_piece(int64_t row_bytes) {
   return std::min(kMostRows, std::max(kLeastPieceRows, kPieceBytes / row_bytes));
 }
 
-// Pieces that rows are cut into, of `piece` and a half each at most.
+// Number of pieces for these rows, each at most one and a half times `piece`.
 int64_t row_pieces(int64_t rows, int64_t piece) {
   return std::max<int64_t>(1, (rows + piece / 2 - 1) / piece);
 }
@@ -56,21 +56,21 @@ struct Job {
   float* c;             // [slots][kPiecePanels][piece_rows][NR]
   char* out;
   int64_t row_pieces, piece_rows;
-  int64_t whole_pieces, piece_panels;  // so many pieces have piece_panels, the others one
+  int64_t whole_pieces, piece_panels;  // number of pieces with piece_panels; the others have one
   int dtype;
-  const Activation* gate;  // or null; with it panels come in pairs, from both halves of w
+  const Activation* gate;  // or null; otherwise panels come in pairs, from both halves of w
   const LoraCall* adapters;  // or null
-  int64_t first_row;         // of theirs
+  int64_t first_row;         // its number for the adapters
 
   int64_t group() const { return gate ? 2 : 1; }  // panels that are dealt together
   int64_t groups() const { return w.panels / group(); }
   int64_t panel_pieces() const { return whole_pieces + groups() - whole_pieces * piece_panels; }
-  // The group that a piece begins with; the last one's end is the number of groups.
+  // The first group of a piece; one past the last piece it is the number of groups.
   int64_t first_group(int64_t piece) const {
     return piece <= whole_pieces ? piece * piece_panels
                                  : piece + whole_pieces * (piece_panels - 1);
   }
-  // Panel `i` of those that the groups from `first` on are made of.
+  // Panel `i` of the groups from `first` on.
   int64_t panel(int64_t first, int64_t i) const {
     return gate ? first + i / 2 + i % 2 * groups() : first + i;
   }
@@ -81,7 +81,7 @@ void gather_from(float* to, const T* x, const int32_t* order, int64_t count) {
   for (int64_t i = 0; i < count; i++) to[i] = to_float(x[order[i]]);
 }
 
-// x in the order of sorted weights: `count` values from the `first` on, of a row that begins at
+// x in the order of sorted weights: `count` values from `first` on, of a row that begins at
 // `offset`.
 void gather(float* to, const void* x, int64_t offset, const int32_t* order, int64_t first,
             int64_t count, int dtype) {
@@ -109,8 +109,8 @@ void load_rows(const Job& job, const void* x, int64_t stride, int64_t low, int64
   }
 }
 
-// Where the sums of a panel are kept until they are complete, and where they go then: to `out`
-// itself when it holds floats.
+// Where a panel's sums are stored until they are complete, and afterwards: in `out` itself if it
+// has floats.
 struct Sums {
   float* kept;
   float* done;
@@ -126,7 +126,7 @@ Sums sums_for(const Job& job, int64_t row, int64_t panel, int64_t at, int slot) 
   return {own, own, NR};
 }
 
-// Adds the bias, and what adapters add.
+// Adds the bias and the adapters.
 void complete(const Job& job, float* sums, int64_t ld, int64_t row, int64_t rows, int64_t panel) {
   const int64_t from = panel * NR, count = std::min<int64_t>(NR, job.w.n - from);
   for (int64_t r = 0; r < rows && job.w.bias; r++) {
@@ -138,7 +138,7 @@ void complete(const Job& job, float* sums, int64_t ld, int64_t row, int64_t rows
   if (job.adapters) job.adapters->add(sums, ld, job.first_row + row, rows, from);
 }
 
-// Completes sums and writes those that aren't in `out` yet.
+// Completes sums and writes them to `out` unless they are there.
 void finish(const Job& job, const Sums& sums, int64_t row, int64_t rows, int64_t panel) {
   const int64_t from = panel * NR, count = std::min<int64_t>(NR, job.w.n - from);
   complete(job, sums.done, sums.ld_done, row, rows, panel);
@@ -157,14 +157,14 @@ void gate_row(float* out, const float* x, const float* up, const float* bias, in
   }
 }
 
-// What finish is, for a pair of panels: x's sums and those beside which it is a gate.
+// finish for a pair of panels: sums of gates and those that they multiply.
 void finish_pair(const Job& job, float* x, float* up, int64_t row, int64_t rows, int64_t panel) {
   const int64_t half = job.w.n / 2, from = panel * NR;
   const float* bias = job.w.bias ? job.w.bias + from : nullptr;
   if (job.adapters) {
     complete(job, x, NR, row, rows, panel);
     complete(job, up, NR, row, rows, panel + job.groups());
-    bias = nullptr;  // it's there
+    bias = nullptr;  // already added
   }
   float* out = reinterpret_cast<float*>(job.out) + row * half + from;
   with_gate(job.gate->kind, [&](auto kind) {
@@ -175,11 +175,11 @@ void finish_pair(const Job& job, float* x, float* up, int64_t row, int64_t rows,
   });
 }
 
-// How far ahead of its use a panel is fetched from memory when it is used only once.
+// Bytes of prefetch distance in a panel that is used only once.
 constexpr int64_t kAhead = 4096;
 
-// `blocks` blocks of steps of one panel times the rows [row, row + rows); what comes `next` is
-// fetched meanwhile, each tile its share of it.
+// `blocks` blocks of steps of one panel times the rows [row, row + rows), while `next` is
+// prefetched, an equal part by each tile.
 void multiply(const Job& job, const Sums& sums, int64_t row, int64_t rows, int64_t panel,
               int64_t block, int64_t blocks, const char* next) {
   const Packed& w = job.w;
@@ -192,7 +192,7 @@ void multiply(const Job& job, const Sums& sums, int64_t row, int64_t rows, int64
   const bool widens = job.kernel.widen && tiles >= job.kernel.least_tiles;
   if (widens) job.kernel.widen(wide, b, steps, w.group, w.table);
   const LinearMicro* micro = widens ? job.kernel.widened : job.kernel.micro;
-  // A tile of a few rows takes nearly as long as a full one.
+  // A tile of a few rows takes nearly as long as a full one, so tiles have nearly equal sizes.
   for (int64_t t = 0; t < tiles; t++) {
     const int64_t from = rows * t / tiles;
     const int64_t to = rows * (t + 1) / tiles;
@@ -207,11 +207,11 @@ void multiply(const Job& job, const Sums& sums, int64_t row, int64_t rows, int64
 }
 
 // The groups of panels [first, end) times the rows [row, row + rows). `after` is the panel that the
-// thread will probably go on with.
+// thread will probably use next.
 void do_piece(const Job& job, int64_t row, int64_t rows, int64_t first, int64_t end, int64_t after,
               int slot) {
-  // A single tile of rows takes a panel in one go; more tiles share it block by block, while it is
-  // in the L1 cache and the next block is on its way.
+  // A single tile of rows reads a whole panel at a time. Several tiles share it block by block,
+  // while it is in the L1 cache and the next block is prefetched.
   const bool single = rows <= job.kernel.tile;
   const int64_t at_once = single ? job.blocks : 1, count = (end - first) * job.group();
   const int64_t block_bytes = job.block_steps * job.w.step_bytes;
@@ -235,7 +235,7 @@ void do_piece(const Job& job, int64_t row, int64_t rows, int64_t first, int64_t 
   }
 }
 
-// Few rows: pieces of weights large enough to stream, small enough to share out evenly.
+// For few rows: pieces of weights large enough to stream, small enough to distribute evenly.
 int64_t panels_for_few_rows(const Packed& w, int threads) {
   const int64_t panel_bytes = w.steps * w.step_bytes;
   const int64_t wanted = std::max<int64_t>(65536, w.bytes / (16 * threads));
@@ -245,7 +245,7 @@ int64_t panels_for_few_rows(const Packed& w, int threads) {
 void run_rows(Job& job, const void* x, int64_t stride, int threads) {
   const Packed& w = job.w;
   const int loading = worth(threads, job.rows * w.k, kLoadedEach);
-  // The first round of rows brings what adapters make of all.
+  // The first round of rows runs the first pass of the adapters for all rows.
   const bool shrinks = job.adapters && job.first_row == 0;
   const int64_t tasks = shrinks ? static_cast<int64_t>(job.adapters->tasks.size()) : 0;
   const int64_t loads = std::min<int64_t>(job.rows, loading > 1 ? 4 * loading : 1);
@@ -262,7 +262,7 @@ void run_rows(Job& job, const void* x, int64_t stride, int threads) {
     do_piece(job, from, to - from, job.first_group(at), job.first_group(at + 1),
              job.first_group(next), slot);
   };
-  // With few rows pieces are alike and follow each other in memory; with many the last are small.
+  // With few rows, pieces are equal and adjacent in memory; with many, the last ones are small.
   if (job.rows <= job.kernel.tile) {
     deal_runs(threads, pieces, one);
   } else {
@@ -270,7 +270,7 @@ void run_rows(Job& job, const void* x, int64_t stride, int threads) {
   }
 }
 
-// How the panels are cut: into pieces of some, and single ones to end with.
+// Divides the panels into pieces of several, followed by single ones.
 void cut_panels(Job& job, int threads) {
   const int64_t groups = job.groups();
   if (job.rows <= job.kernel.tile) {

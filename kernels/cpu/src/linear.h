@@ -1,9 +1,10 @@
 // Linear layers with packed weights: y = x W^T + b.
 //
-// W [n, k] is cut into panels of NR rows of W, that is of NR columns of y; a panel holds its values
-// in the order in which the kernels read them, step after step along k. One microkernel serves every
-// number of rows of x: it keeps a tile of rows x NR sums in registers while the panel streams by.
-// Each sum is one chain of additions along k, so a row of y doesn't depend on the other rows of x.
+// W [n, k] is divided into panels of NR rows of W, which are NR columns of y. A panel stores its
+// values in the order in which the kernels read them, step by step along k. The same microkernel
+// serves every number of rows of x: it has a tile of rows x NR sums in registers while it reads the
+// panel. Each sum is one chain of additions along k, so a row of y doesn't depend on the other rows
+// of x.
 #pragma once
 
 #include "gate.h"
@@ -21,16 +22,16 @@ enum Format : int32_t {
   kInt4 = 4,      // likewise
   kInt4Min = 5,   // likewise, with a minimum for each group
   kInt4Zero = 6,  // likewise, with a zero point for each group
-  kInt4Float = 7, // likewise, of floats in 4 bits (e2m1), doubled
-  kTable4 = 8,    // likewise, numbers of entries in a table of 16
-  kFloat8 = 9,    // likewise, floats of 8 bits (e4m3)
+  kInt4Float = 7, // likewise, floats in 4 bits (e2m1), doubled
+  kTable4 = 8,    // likewise, indices into a table of 16 entries
+  kFloat8 = 9,    // likewise, floats in 8 bits (e4m3)
   kInt8Zero = 10, // see linear_int.h, with a zero point for each group
 };
 
 struct Packed {
   Format format;
   int64_t n, k;
-  int64_t group;  // of integers and codes: values along k that share a scale
+  int64_t group;  // integers and codes: number of values along k with the same scale
   int64_t steps;  // along k
   int64_t step_k;
   int64_t step_bytes;
@@ -38,25 +39,25 @@ struct Packed {
   char* data;        // [panels][steps][step_bytes]
   int64_t bytes;
   float* bias;       // [n] or null
-  bool round_inputs;  // bf16: multiply as pairs of bf16, where the CPU can, whatever x is
-  // kTable4: entries in 16 bits, all of their low bytes, then all high ones; an entry times
-  // table_scale is what a code stands for.
+  bool round_inputs;  // bf16: multiply as pairs of bf16 if the CPU can, for any dtype of x
+  // kTable4: entries in 16 bits, all of their low bytes, then all high ones; a code's value is its
+  // entry times table_scale.
   uint8_t table[32];
   float table_scale;
-  int32_t* order;     // [k] or null: which value of x meets each value of a row, in its order here
-  Shard* shard;       // null: all rows of W are here; see ranks.h
+  int32_t* order;     // [k] or null: the index in x for each value of a packed row
+  Shard* shard;       // null if all rows of W are here; see ranks.h
 
   char* panel(int64_t p) const { return data + p * steps * step_bytes; }
   // Columns of y: n, or those of all ranks.
   int64_t outputs() const;
 };
 
-// Rows of x as the microkernels read them: 32-bit units, in blocks of steps along k whose rows have
-// a constant distance. The blocks fit the L1 cache together with their part of a panel, and the odd
-// number of cache lines spreads the rows of a tile over its sets.
+// Rows of x in the microkernels' layout: 32-bit units, in blocks of steps along k, with a constant
+// distance between the rows of a block. A block and its part of a panel fit the L1 cache together,
+// and the odd number of cache lines distributes the rows of a tile over its sets.
 constexpr int kBlockUnits = 256;
 constexpr int kRowUnits = kBlockUnits + 16;
-// Most bytes of weights that are widened at a time.
+// Maximum bytes of weights that are widened at a time.
 constexpr int64_t kWideBytes = (kBlockUnits + kBlockUnits / 16) * NR * 4;
 
 struct MicroCall {
@@ -64,18 +65,17 @@ struct MicroCall {
   int64_t block_stride;  // units from block to block
   int64_t block_steps;   // steps in a block
   const char* b;
-  const char* ahead;     // what to fetch meanwhile
-  int64_t ahead_step;    // bytes that it moves on with each step
+  const char* ahead;     // what to prefetch
+  int64_t ahead_step;    // bytes by which it advances with each step
   int64_t steps;
-  const float* from;  // sums to go on from, [rows, NR] with the distance ld_from; null: zeros
+  const float* from;  // initial sums, [rows, NR] with the distance ld_from; null for zeros
   int64_t ld_from;
-  float* to;  // where they go, likewise
+  float* to;  // where to store the sums, likewise
   int64_t ld_to;
   int64_t group;
   const uint8_t* table;
 };
-// The start of a microkernel's sums. Where they go to another place than they come from, that is
-// fetched meanwhile.
+// Loads a microkernel's initial sums. If they are stored elsewhere, that memory is prefetched.
 template <int ROWS>
 QUIRE_INLINE void load_sums(const MicroCall& call, vf (&acc)[ROWS][2]) {
 #pragma GCC unroll 16
@@ -105,19 +105,19 @@ using LinearMicro = void (*)(const MicroCall& call);
 
 constexpr int kMostTile = 14;
 
-// How to multiply by weights of one format.
+// The functions to multiply by weights of one format.
 struct Kernel {
-  int tile;              // most rows at a time
-  int64_t step_units;    // units of x that a step reads
+  int tile;              // maximum rows at a time
+  int64_t step_units;    // units of x per step
   LinearMicro micro[kMostTile];  // for 1, 2, ... rows
-  // Turns `count` values of x (of `dtype`) into `steps` steps of units.
+  // Converts `count` values of x (of `dtype`) to `steps` steps of units.
   void (*load_row)(uint32_t* to, const void* x, int64_t offset, int64_t count, int64_t steps,
                    int dtype, int64_t group);
-  // Where it pays for many rows: widens `steps` steps of weights, for which there are other kernels.
+  // If worthwhile for many rows: widens `steps` steps of weights, which the `widened` kernels read.
   void (*widen)(float* to, const char* b, int64_t steps, int64_t group, const uint8_t* table);
   LinearMicro widened[kMostTile];
   int64_t wide_bytes = 0;   // of a widened step
-  int64_t least_tiles = 2;  // so many tiles of rows widen
+  int64_t least_tiles = 2;  // minimum number of tiles of rows for widening
 };
 
 // The kernel for weights of `format` and rows of `dtype`.
@@ -125,28 +125,28 @@ Kernel kernel_f32();
 Kernel kernel_bf16(bool pairs);
 Kernel kernel_f16();
 Kernel kernel_int(const Packed& w);
-Kernel kernel_float8(const Packed& w);  // where there is QUIRE_FLOAT8_PAIRS
+Kernel kernel_float8(const Packed& w);  // only with QUIRE_FLOAT8_PAIRS
 
 struct LoraCall;
 
-// out [rows, n] = x W^T + b; both of `dtype`; rows of x have the distance `stride`. `adapters` of x
-// add to it, of float32, or there are none.
+// out [rows, n] = x W^T + b; both of `dtype`; rows of x have the distance `stride`. `adapters`, for
+// float32, add to it; or null.
 int linear(const Packed& w, void* out, const void* x, int64_t stride, int64_t rows, int dtype,
            int threads, const LoraCall* adapters = nullptr);
-// The same with the rows of W that are here: out [rows, n].
+// The same for the rows of W in this rank: out [rows, n].
 int local_linear(const Packed& w, void* out, const void* x, int64_t stride, int64_t rows, int dtype,
                  int threads);
-// linear of a layer that ranks share, without adapters. Afterwards `x` and `stride` are of all ranks'
-// inputs, until the next such call.
+// linear of a layer that ranks share, without adapters. Afterwards `x` and `stride` are those of
+// all ranks' inputs, until the next such call.
 int sharded_linear(const Packed& w, float* out, const float** x, int64_t* stride, int64_t rows,
                    int threads);
 
-// out [rows, n / 2] = gate(first half of a row of x W^T + b) * its second half: what is between is
-// never written. float32.
+// out [rows, n / 2] = gate(first half of a row of x W^T + b) * its second half, without writing the
+// intermediate row. float32.
 int linear_gated(const Packed& w, float* out, const float* x, int64_t stride, int64_t rows,
                  const Activation& how, int threads, const LoraCall* adapters = nullptr);
-// Whether both halves are whole panels, and rows are so many that it pays: with few, reading both
-// halves side by side takes longer than what is between.
+// Whether both halves are whole panels, and there are enough rows: with few, reading both halves at
+// a time takes longer than writing the intermediate rows.
 bool can_gate(const Packed& w, int64_t rows);
 
 }  // namespace quire

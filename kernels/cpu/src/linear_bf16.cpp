@@ -1,5 +1,5 @@
-// bf16 weights, in pairs along k: widened to float32, or multiplied as they are where the CPU can
-// and x is bf16 too, or may be rounded to it.
+// bf16 weights, in pairs along k: widened to float32, or multiplied directly if the CPU can and x
+// is bf16, too, or may be rounded to it.
 #include "linear_float.h"
 
 namespace quire {
@@ -13,7 +13,7 @@ struct Widened {
   QUIRE_INLINE static void step(vf (&acc)[ROWS][2], const uint32_t* a, const char* b) {
     const uint32_t* pairs = reinterpret_cast<const uint32_t*>(b);
     add_products(acc, a, 0, vload_even(pairs), vload_even(pairs + W));
-    // Loaded again from L1: kept in registers, the pairs would push sums out of theirs.
+    // Loaded again from L1: in registers, the pairs would displace sums.
     asm volatile("" ::: "memory");
     add_products(acc, a, 1, vload_odd(pairs), vload_odd(pairs + W));
   }

@@ -1,4 +1,4 @@
-// The microkernel for floating-point weights; a format says what one step does.
+// The microkernel for floating-point weights; a format defines one step.
 #pragma once
 
 #include <utility>
@@ -32,7 +32,7 @@ void float_micro(const MicroCall& call) {
   store_sums(call, acc);
 }
 
-// acc[r] += x[r] * b for one k; `unit` of each row holds x as a float.
+// acc[r] += x[r] * b for one k; the `unit` of each row is x as a float.
 template <int ROWS>
 QUIRE_INLINE void add_products(vf (&acc)[ROWS][2], const uint32_t* a, int unit, vf b0, vf b1) {
   const float* x = reinterpret_cast<const float*>(a) + unit;
@@ -44,7 +44,7 @@ QUIRE_INLINE void add_products(vf (&acc)[ROWS][2], const uint32_t* a, int unit, 
   }
 }
 
-// x as floats, a unit each; zeros up to the last step.
+// x as floats, one per unit, and zeros up to the last step.
 inline void load_floats(uint32_t* to, const void* x, int64_t offset, int64_t count, int64_t units,
                         int dtype) {
   float* row = reinterpret_cast<float*>(to);

@@ -1,8 +1,8 @@
-// Floats of 8 bits where the CPU multiplies pairs of bf16: each code is looked up as the bf16 that it
-// stands for exactly, and x is rounded to bf16.
+// Floats of 8 bits on CPUs that multiply pairs of bf16: a table gives each code's exact bf16 value,
+// and x is rounded to bf16.
 //
-// The sum of a group begins at zero and is scaled into the row's sum: so the next group needn't wait
-// for it.
+// Each group's sum starts at zero and is scaled into the row's sum, so that the next group needn't
+// wait for it.
 #include <utility>
 
 #include "linear_steps.h"
@@ -12,12 +12,12 @@
 namespace quire {
 namespace {
 
-// Most rows at a time: as many as leave registers for the tables.
+// Maximum rows at a time: as many as leave registers for the tables.
 constexpr int kTile = 12;
-// Units of k that two vectors of codes hold.
+// Units of k in two vectors of codes.
 constexpr int64_t kPass = 4;
 
-// What codes without their signs stand for: low bytes of 128 bf16, and high ones.
+// Values of codes without their signs: low bytes of 128 bf16, then high ones.
 struct Tables {
   alignas(64) uint8_t low[128];
   alignas(64) uint8_t high[128];
@@ -27,7 +27,7 @@ constexpr Tables make_tables() {
   Tables tables{};
   for (int code = 0; code < 128; code++) {
     int exponent = code >> 3, mantissa = (code & 7) << 4;
-    // Below the first exponent numbers are multiples of 2^-9, which bf16 has exponents for.
+    // Subnormals are multiples of 2^-9, for which bf16 has exponents.
     if (exponent == 0 && mantissa != 0) {
       exponent = 1;
       for (; mantissa < 0x80; mantissa *= 2) exponent--;

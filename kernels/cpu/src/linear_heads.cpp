@@ -1,4 +1,4 @@
-// A linear layer for each head: small products side by side, dealt out by head and some rows.
+// A linear layer per head: small products, dealt by head and groups of rows.
 #include <atomic>
 
 #include "linear.h"
@@ -6,7 +6,7 @@
 namespace quire {
 namespace {
 
-// Rows that go through a head together; bounds what waits to be written.
+// Rows that a head multiplies together; bounds the buffer.
 constexpr int64_t kRowsAtOnce = 256;
 
 struct HeadLinears {
@@ -19,7 +19,7 @@ struct HeadLinears {
   int dtype;
 };
 
-// `count` rows of a head from `row` on; `room` for [kRowsAtOnce, n].
+// `count` rows of a head from `row` on; `room` is a buffer [kRowsAtOnce, n].
 int run_head(const HeadLinears& h, int64_t head, int64_t row, int64_t count, char* room) {
   const Packed& w = *h.layers[head];
   const int64_t size = static_cast<int64_t>(size_of(h.dtype)), bytes = w.n * size;

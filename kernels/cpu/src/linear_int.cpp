@@ -8,7 +8,7 @@
 namespace quire {
 namespace {
 
-// Most rows at a time: as many as leave registers for weights and for x.
+// Maximum rows at a time: as many as leave registers for weights and for x.
 constexpr int kInt8Tile = W == 16 ? 8 : W == 8 ? 6 : 4;
 #ifdef QUIRE_PAIRS
 constexpr int kInt4Tile = W == 16 ? 8 : 4;
@@ -22,14 +22,14 @@ constexpr int x_unit(Format format) {
   return is_int8(format) ? kInt8Unit : is_words(format) && !in_planes(format) ? 2 : 4;
 }
 
-// Units of x that a group takes.
+// Units of x per group.
 template <Format FORMAT>
 int64_t units_of(int64_t group) {
   const int64_t runs = starts_in_words(FORMAT) ? (group + 31) / 32 : 0;
   return kHead + group / x_unit(FORMAT) + runs;
 }
 
-// Scales of a group: float16, but for words.
+// Scales of a group: float16, except for words.
 template <Format FORMAT>
 QUIRE_INLINE vf load_scales(const char* p, int64_t from) {
   if constexpr (is_words(FORMAT)) return vload(reinterpret_cast<const float*>(p) + from);
@@ -83,11 +83,12 @@ void int_micro(const MicroCall& call) {
   store_sums(call, acc);
 }
 
-// Within what 8 bits hold. x * inverse is, unless x isn't finite: a maximum takes NaN for the bound.
+// Clamps to the range of 8 bits, which x * inverse only leaves if x isn't finite: a maximum turns
+// NaN into the bound.
 QUIRE_INLINE vf bounded(vf x) { return vmin(vmax(x, vset(-127.0f)), vset(127.0f)); }
 
-// q = x * inverse, rounded; gives the sum of q, which a float holds: at most 256 of 127. A group is a
-// multiple of 16.
+// q = x * inverse, rounded; returns the sum of q, at most 256 * 127, which a float represents
+// exactly. A group is a multiple of 16.
 template <class Value>
 int32_t round_group(Value* q, const float* x, int64_t group, vf inverse) {
   vf sum = vset(0.0f);
@@ -99,7 +100,7 @@ int32_t round_group(Value* q, const float* x, int64_t group, vf inverse) {
   return static_cast<int32_t>(vsum(sum));
 }
 
-// Rounds one group of x to int8 and lays it out for the kernel.
+// Rounds one group of x to int8 in the kernel's layout.
 template <Format FORMAT>
 void quantize_x(uint32_t* to, const float* x, int64_t group) {
   vf top = vset(0.0f);
@@ -122,7 +123,7 @@ void quantize_x(uint32_t* to, const float* x, int64_t group) {
   }
 }
 
-// What no integer stands for makes its group's sums NaN, as it would in floats.
+// Values that no integer represents make their group's sums NaN, as in floats.
 void spoil(uint32_t* to, const float* x, int64_t group) {
   if (all_finite(x, group)) return;
   const float nan = NAN;
@@ -133,7 +134,7 @@ void spoil(uint32_t* to, const float* x, int64_t group) {
 template <Format FORMAT>
 void load_row(uint32_t* to, const void* x, int64_t offset, int64_t count, int64_t steps, int dtype,
               int64_t group) {
-  // A block holds at most as many values as units of four, and a group more.
+  // A block has at most four values per unit, and one more group.
   float values[4 * kBlockUnits + kMostGroup];
   read_row(values, x, offset, count, dtype);
   std::fill(values + count, values + steps * group, 0.0f);
@@ -180,7 +181,7 @@ Kernel make_words(int64_t group) {
 template <Format FORMAT>
 Kernel make_nibbles(int64_t group) {
   constexpr std::make_index_sequence<kInt4Tile> tiles{};
-  // To take int4 apart costs about what each tile saves; to look floats up as well saves more.
+  // Widening int4 costs about as much as each tile saves; with a look-up of floats it saves more.
   if constexpr (kWidensNibbles && FORMAT == kInt4Float) {
     Kernel kernel = make_widened<FORMAT>(group, take_apart<FORMAT>, tiles);
     kernel.least_tiles = 4;

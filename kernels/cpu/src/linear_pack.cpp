@@ -1,4 +1,4 @@
-// Brings weights into the order in which the kernels read them.
+// Converts weights to the layout of the kernels.
 #include <memory>
 
 #include "linear_int.h"
@@ -8,8 +8,9 @@
 namespace quire {
 namespace {
 
-// W x W words of 32 bits, turned: word i of row j goes to column j of step i. The rows are far apart
-// in memory, often by a power of two: each line of them must be used whole while it is in the cache.
+// Transposes W x W words of 32 bits: word i of row j becomes column j of step i. The rows are far
+// apart in memory, often by a power of two, so each of their cache lines must be used whole while
+// it is in the cache.
 void turn_block(char* to, const char* src, int64_t row_bytes) {
   vf block[W];
   for (int j = 0; j < W; j++) block[j] = vload(reinterpret_cast<const float*>(src + j * row_bytes));
@@ -17,14 +18,14 @@ void turn_block(char* to, const char* src, int64_t row_bytes) {
   for (int i = 0; i < W; i++) vstore(reinterpret_cast<float*>(to) + i * NR, block[i]);
 }
 
-// The word at byte `at` of a row of `bytes`; what lies behind the row's end is zero.
+// The word at byte `at` of a row of `bytes`, with zeros beyond the row's end.
 uint32_t word_at(const char* row, int64_t at, int64_t bytes) {
   uint32_t word = 0;
   std::memcpy(&word, row + at, std::min<int64_t>(4, bytes - at));
   return word;
 }
 
-// [words][NR] from NR rows of `words` 32-bit words each, of which the last may be a half.
+// [words][NR] from NR rows of `words` 32-bit words each, the last of which may be half a word.
 void turn_panel(char* to, const char* src, int64_t row_bytes, int64_t rows, int64_t bytes) {
   const int64_t words = (bytes + 3) / 4;
   uint32_t* out = reinterpret_cast<uint32_t*>(to);
@@ -68,7 +69,7 @@ void pack_panel(const Packed& w, int64_t p, const char* from, int64_t row_bytes)
   }
 }
 
-// Quantises `count` rows of x to panel `p`; the panel's other rows become zeros.
+// Quantizes `count` rows of x into panel `p`; the panel's other rows become zeros.
 void quantize_panel(const Packed& w, int64_t p, const void* x, int64_t offset, int64_t stride,
                     int dtype, int64_t count, float* row, int8_t* q) {
   const int64_t width = w.steps * w.group;
@@ -82,7 +83,7 @@ void quantize_panel(const Packed& w, int64_t p, const void* x, int64_t offset, i
   }
 }
 
-// Rows are packed by whole panels: a piece begins with one, and only the last one ends within one.
+// Rows are packed in whole panels: a slice begins with one, and only the last one ends within one.
 bool whole_panels(const Packed& w, int64_t first, int64_t rows) {
   return first >= 0 && rows >= 0 && first % NR == 0 && first + rows <= w.n &&
          (rows % NR == 0 || first + rows == w.n);
@@ -106,7 +107,7 @@ T* copied(const T* from, int64_t count) {
   return to;
 }
 
-// Entries as whole parts of the largest one.
+// Table entries in units of the largest one.
 void set_table(Packed& w, const float* table) {
   float top = 0.0f;
   for (int i = 0; i < 16; i++) top = std::max(top, std::fabs(table[i]));
@@ -140,9 +141,9 @@ std::unique_ptr<Packed, Freed> make(Format format, int64_t n, int64_t k, int64_t
 }  // namespace
 }  // namespace quire
 
-// Room for weights [n, k], which the functions below fill, rows by rows. Gives null when memory runs
-// out. `group` is for integers and codes, `table` [16] for codes of one. With `order` [k] value i of a
-// row meets value order[i] of x; each must be within k.
+// Allocates weights [n, k], which the functions below fill in slices of rows. Returns null if
+// memory runs out. `group` is for integers and codes, `table` [16] for codes of a table. With
+// `order` [k] value i of a row is multiplied by value order[i] of x; each must be within k.
 extern "C" void* quire_pack_new(int format, int64_t n, int64_t k, int64_t group, const float* bias,
                                 int round_inputs, const float* table, const int32_t* order) {
   try {
@@ -155,7 +156,7 @@ extern "C" void* quire_pack_new(int format, int64_t n, int64_t k, int64_t group,
   }
 }
 
-// Packs weights [rows, k] as they are; `dtype` is the format's own.
+// Packs weights [rows, k] unchanged; `dtype` is the format's own.
 extern "C" int quire_pack_rows(void* packed, int64_t first, int64_t rows, const void* weight,
                                int64_t row_stride, int dtype, int threads) {
   const Packed& w = *static_cast<Packed*>(packed);
@@ -168,7 +169,7 @@ extern "C" int quire_pack_rows(void* packed, int64_t first, int64_t rows, const 
   return kOk;
 }
 
-// Quantises weights [rows, k] of `dtype`, a scale for each group of a row.
+// Quantizes weights [rows, k] of `dtype`, with a scale for each group of a row.
 extern "C" int quire_pack_quantized_rows(void* packed, int64_t first, int64_t rows,
                                          const void* weight, int64_t row_stride, int dtype,
                                          int threads) {
@@ -186,10 +187,9 @@ extern "C" int quire_pack_quantized_rows(void* packed, int64_t first, int64_t ro
   });
 }
 
-// Packs integers [rows, k] that are quantised already: w = scale * (q - offset) - minimum, with an
-// offset of 0 for int8 and int4 with minima, 8 for int4 without. scales, minima [rows, k / group].
-// Where has_zeros minima are zero points: w = scale * (q - zero). Of kInt4Float and kTable4 q are
-// codes.
+// Packs quantized integers [rows, k]: w = scale * (q - offset) - minimum, where the offset is 0 for
+// int8 and int4 with minima, 8 for int4 without. scales, minima [rows, k / group]. With has_zeros
+// minima are zero points: w = scale * (q - zero). For kInt4Float and kTable4 q are codes.
 extern "C" int quire_pack_integer_rows(void* packed, int64_t first, int64_t rows, const int8_t* q,
                                        const float* scales, const float* minima, int threads) {
   const Packed& w = *static_cast<Packed*>(packed);

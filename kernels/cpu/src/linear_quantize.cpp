@@ -6,7 +6,7 @@ namespace {
 
 float as_stored(float scale) { return to_float(from_float<f16>(scale)); }
 
-// The nearest levels of x on the grid of 1 / inverse, between `low` and `high`.
+// The nearest levels of x on a grid with step 1 / inverse, between `low` and `high`.
 QUIRE_INLINE vf levels(vf x, vf inverse, float low, float high) {
   return vmin(vmax(vround(x * inverse), vset(low)), vset(high));
 }
@@ -28,7 +28,7 @@ float largest(const float* x, int64_t count) {
 }
 
 Scale quantize_int8(const float* x, int64_t count, int8_t* q) {
-  // As stored, so that the integers fit the scale that the kernel will use.
+  // As stored, so that the integers fit the scale that the kernel uses.
   const float scale = as_stored(largest(x, count) / 127.0f);
   write_levels(x, count, scale, -127, 127, 0, q);
   return {scale, 0};
@@ -46,8 +46,8 @@ float error_of(const float* x, int64_t count, float scale) {
   return vsum(error);
 }
 
-// The value of largest magnitude goes to -8 or a little beside it: of a few such scales, the one
-// with the least squared error.
+// The value of largest magnitude becomes -8 or slightly beside it: of a few such scales, this is
+// the one with the least squared error.
 Scale quantize_int4(const float* x, int64_t count, int8_t* q) {
   float top = largest(x, count);
   for (int64_t i = 0; i < count; i++) {
@@ -56,7 +56,7 @@ Scale quantize_int4(const float* x, int64_t count, int8_t* q) {
       break;
     }
   }
-  float best = INFINITY, chosen = NAN;  // stays where no scale is finite
+  float best = INFINITY, chosen = NAN;  // remains NaN if no scale is finite
   for (int step = -4; step <= 10; step++) {
     const float scale = as_stored(top / (-8.0f + 0.1f * static_cast<float>(step)));
     const float error = error_of(x, count, scale);
@@ -71,7 +71,7 @@ Scale quantize_int4(const float* x, int64_t count, int8_t* q) {
 Scale quantize_group(Format format, const float* x, int64_t count, int8_t* q) {
   if (!all_finite(x, count)) {
     std::fill(q, q + count, int8_t{0});
-    return {NAN, 0};  // shows in what is computed with it, as it would in floats
+    return {NAN, 0};  // makes results NaN, as in floats
   }
   return format == kInt8 ? quantize_int8(x, count, q) : quantize_int4(x, count, q);
 }
@@ -113,7 +113,7 @@ void put_float8(const Packed& w, int64_t panel, int64_t g, int64_t j, const uint
   for (int64_t i = 0; i < w.group; i++) {
     const uint8_t code = i < count ? codes[i] : 0;
     step[word_byte(w.format, j, i)] = static_cast<char>(code);
-    if ((code & 0x7f) == 0x7f) scale = NAN;  // shows in what is computed with it
+    if ((code & 0x7f) == 0x7f) scale = NAN;  // makes results NaN
   }
   scale *= kFloat8Step;
   std::memcpy(step + w.group * NR + j * 4, &scale, 4);

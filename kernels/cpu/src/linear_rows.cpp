@@ -1,4 +1,4 @@
-// Rows of packed weights as float32: what makes a tied output layer serve as the embedding too.
+// Rows of packed weights as float32, so that a tied output layer also serves as the embedding.
 #include <vector>
 
 #include "linear_int.h"
@@ -15,7 +15,7 @@ T at(const char* p, int64_t i) {
   return value;
 }
 
-// Column j of one group: scale * (q - offset) - minimum, where a zero point makes up a minimum.
+// Column j of one group: scale * (q - offset) - minimum; a zero point is converted to a minimum.
 void unpack_group(const Packed& w, const char* step, int64_t j, float* out, int64_t count) {
   const int64_t values = bytes_of_values(w.format, w.group);
   const float scale =
@@ -42,7 +42,7 @@ void unpack_group(const Packed& w, const char* step, int64_t j, float* out, int6
   }
 }
 
-// Brings a row of sorted values back into the order of x.
+// Restores the order of x in a row of sorted values.
 void unsort(float* row, const int32_t* order, int64_t k) {
   const std::vector<float> sorted(row, row + k);
   for (int64_t i = 0; i < k; i++) row[order[i]] = sorted[i];
@@ -66,7 +66,7 @@ void unpack(const Packed& w, float* out, int64_t row) {
   if (w.order) unsort(out, w.order, w.k);
 }
 
-// Each row comes from the rank that has it.
+// Gets each row from the rank that has it.
 int unpack_sharded_rows(const Packed& w, float* out, const int64_t* ids, int64_t count,
                         int threads) {
   const Shard& shard = *w.shard;

@@ -1,5 +1,4 @@
-// What one step of integer weights adds to the sums of a tile, for each format, and how weights are
-// widened once for many rows.
+// One step of integer weights, for each format, and widening of weights once for many rows.
 #pragma once
 
 #include <algorithm>
@@ -9,21 +8,21 @@
 
 namespace quire {
 
-// Units of k that a pass of the loops below takes, where weights are as they are packed or widened.
+// Values of k per iteration of the loops below, with packed or widened weights.
 template <Format FORMAT>
 constexpr int64_t pass_of(bool wide) {
   if (is_words(FORMAT) && wide) return in_planes(FORMAT) ? 4 : 2;
   return is_int8(FORMAT) || FORMAT == kFloat8 ? 4 : 8;
 }
 
-// Widened, words are words and nibbles are bytes.
+// Widened words have 16 bits, widened nibbles 8.
 template <Format FORMAT, bool WIDE>
 int64_t value_bytes(int64_t group) {
   if (!WIDE) return bytes_of_values(FORMAT, group);
   return is_words(FORMAT) ? group * NR * 2 : group * NR;
 }
 
-// Twice e2m1, without a sign.
+// 12 + twice the e2m1 value of each code; see kDoubledOffset.
 alignas(16) constexpr uint8_t kLookedUp[16] = {12, 13, 14, 15, 16, 18, 20, 24,
                                                12, 11, 10, 9,  8,  6,  4,  0};
 
@@ -32,9 +31,9 @@ QUIRE_INLINE void fetch_line(const char* ahead) {
   for (int line = 0; line < NR * 4; line += 64) __builtin_prefetch(ahead + line);
 }
 
-// How far the place that is fetched moves on with each pass over NR * 4 bytes of weights. What lies behind
-// a step's values, its scales, is fetched by itself: with a share of it in each pass, lines would be
-// left out.
+// How far the prefetch address advances with each NR * 4 bytes of weights. The scales after a
+// step's values are prefetched separately: spreading them over the iterations would miss cache
+// lines.
 inline int64_t line_ahead_of(const MicroCall& call, int64_t pass) {
   return std::min<int64_t>(NR * 4, call.ahead_step * pass / call.group);
 }
@@ -65,7 +64,7 @@ QUIRE_INLINE auto load_four_bits(const char* p) {
 }
 
 #if defined(QUIRE_AVX512) || defined(QUIRE_AVX2)
-// Nibbles that were taken apart: vectors of low ones, of high ones.
+// Widened nibbles: vectors of low ones, then of high ones.
 constexpr bool kWidensNibbles = true;
 QUIRE_INLINE Nibbles load_apart(const char* p) {
   return {*reinterpret_cast<const vi_unaligned*>(p),
@@ -115,13 +114,13 @@ QUIRE_INLINE void add_nibbles(vi (&sums)[ROWS][2], const uint32_t*& a, const cha
   }
 }
 
-// Where nibbles are added up in words, 32 products of up to 24 would fill them. But the sum of weights
-// themselves wouldn't, they are 12 at most: so words start at what makes up for the offset, run by
-// run, and may overflow on their way. x brings these starts behind its values.
+// Sums of nibbles in 16-bit words: 32 products of up to 24 would overflow. But the sums of the
+// weights without their offset, at most 12, fit. So each run starts at the compensation for the
+// offset, and may overflow in between. x stores these starts after its values.
 #ifdef QUIRE_PAIRS
 constexpr bool starts_in_words(Format format) { return format == kInt4Float; }
 
-// The start of a run: -12 * the sum of what meets either half of the words.
+// The start of a run: -12 * the sum of the values of x for each half of the words.
 inline uint32_t start_of_run(const int8_t* q, int64_t count) {
   __m128i sums = _mm_setzero_si128();
   for (int64_t i = 0; i < count; i += 16) {
@@ -164,7 +163,8 @@ QUIRE_INLINE void add_int4(vi (&sums)[ROWS][2], const uint32_t* a, const char* b
 #endif
 
 #ifdef QUIRE_PLANES
-// Most rows whose sums of high and of low bytes are kept side by side; more take a pass for each.
+// Maximum rows whose sums of high and of low bytes are computed together; more rows take a pass for
+// each.
 constexpr int kJointRows = W == 16 ? 4 : 1;
 
 // sums[r] = 256 * sums[r] + low[r]
@@ -177,7 +177,7 @@ QUIRE_INLINE void join(vi (&sums)[ROWS][2], const vi (&low)[ROWS][2]) {
   }
 }
 
-// sums[r] += entries times eight k.
+// sums[r] += entries for eight k.
 template <int ROWS>
 QUIRE_INLINE void add_entries(vi (&sums)[ROWS][2], const uint32_t* a, const Nibbles& b0,
                               const Nibbles& b1, vi entries) {
@@ -186,7 +186,7 @@ QUIRE_INLINE void add_entries(vi (&sums)[ROWS][2], const uint32_t* a, const Nibb
   for (int r = 0; r < ROWS; r++) dot_row(sums[r], e0, e1, a + r * kRowUnits);
 }
 
-// sums[r] += one group of entries in planes; what sums begin with is worth 256 times as much.
+// sums[r] += one group of entries in planes; initial sums count 256 times.
 template <int ROWS>
 QUIRE_INLINE void add_planes(vi (&sums)[ROWS][2], const uint32_t* a, const char* b,
                              const char* ahead, int64_t line_ahead, int64_t group,
@@ -209,7 +209,7 @@ QUIRE_INLINE void add_planes(vi (&sums)[ROWS][2], const uint32_t* a, const char*
     add_entries(sums, a, load_nibbles(b + i), load_nibbles(b + i + W * 4), entries.low);
 }
 
-// The same of planes that were looked up.
+// The same for widened planes.
 template <Format FORMAT, int ROWS>
 QUIRE_INLINE void add_wide_planes(vi (&sums)[ROWS][2], const uint32_t* a, const char* b,
                                   const char* ahead, int64_t line_ahead, int64_t group) {
@@ -236,7 +236,7 @@ inline void to_planes(float* to, const char* b, int64_t steps, int64_t group, co
 }
 #endif
 
-// Words of `PAIRS` pairs of k, which `load(b, pair)` makes of one vector of weights.
+// Words for `PAIRS` pairs of k, made by `load(b, pair)` from one vector of weights.
 template <int PAIRS, int ROWS, class Load>
 QUIRE_INLINE void add_words(vi (&sums)[ROWS][2], const uint32_t* a, const char* b, const char* ahead,
                             int64_t line_ahead, int64_t group, const Load& load) {
@@ -251,7 +251,7 @@ QUIRE_INLINE void add_words(vi (&sums)[ROWS][2], const uint32_t* a, const char* 
   }
 }
 
-// How the words of a format come about.
+// How to load the words of a format.
 template <Format FORMAT>
 QUIRE_INLINE auto loader_of(const uint8_t* table) {
   if constexpr (FORMAT == kFloat8) {

@@ -4,30 +4,31 @@
 namespace quire {
 namespace {
 
-// Rows whose sums are kept in registers at once, and ranks beside so many rows.
+// Maximum rows whose sums are in registers, and the number of ranks for them.
 constexpr int kMostRows = W >= 16 ? 4 : 2;
 constexpr int kMostExpandRows = W >= 16 ? 8 : 2;
 constexpr int ranks_beside(int rows) { return rows == kMostRows ? 4 : kLoraRanks; }
 constexpr int kVectors = kLoraColumns / W;
-// Of a task: many enough that A and B are read from the cache, few enough to be shared out.
+// Limits of a task: large enough that A and B are read from the cache, small enough to be
+// distributed.
 constexpr int64_t kLeastTaskRows = 8, kMostTaskRows = 32;
 constexpr int64_t kTaskColumns = 8 * kLoraColumns;
 constexpr int64_t kLeastTaskWork = 8192;
 
-// Where what is added goes: y's row `row` and column `column` are at the beginning.
+// Destination of the additions: `y` points to row `row` and column `column`.
 struct Sums {
   float* y;
   int64_t ld, row, column;
 };
 
-// The part that `column` of y belongs to; -1: none.
+// The part that contains `column` of y; -1 for none.
 int64_t part_at(const LoraLinear& l, int64_t column) {
   for (int64_t p = 0; p < l.num_parts; p++)
     if (column >= l.parts[p].first && column < l.parts[p].first + l.parts[p].columns) return p;
   return -1;
 }
 
-// A pair may begin with the last rank: what is behind it is zero.
+// The next even number above `rank`: the last rank's pair is filled up with zeros.
 int64_t half_stride(int64_t rank) { return rank + 2 - rank % 2; }
 
 // Values of A and B are widened to float32.
@@ -37,7 +38,7 @@ struct Widened {
   using X = float;
   using H = float;
 
-  // x's rows from `row` of a use's on; `room` is for them.
+  // x's rows from `row` of a use on; `room` is a buffer for them.
   template <int ROWS>
   static void take_x(const X* (&x)[ROWS], const LoraCall& call, int64_t use, int64_t row, char*) {
     for (int r = 0; r < ROWS; r++) x[r] = call.row_of_x(use, row + r);
@@ -87,7 +88,7 @@ struct Widened {
 };
 
 #ifdef QUIRE_BF16_DOT
-// bf16 is multiplied as it is, by x and h rounded to it.
+// bf16 is multiplied directly, with x and h rounded to it.
 struct Paired {
   using Value = bf16;
   using X = bf16;
@@ -153,8 +154,8 @@ struct Paired {
 static_assert(kLoraLanes == 2 * W, "a vector holds a piece of k");
 #endif
 
-// h[r][j] of `ROWS` rows and `RANKS` ranks, each one chain along k. `a`: of the first of these ranks,
-// `step` values from one piece of k to the next; h has the distance `stride`.
+// h[r][j] of `ROWS` rows and `RANKS` ranks, each one chain along k. `a` belongs to the first of
+// these ranks, with `step` values between pieces of k; h has the distance `stride`.
 template <class How, int ROWS, int RANKS>
 QUIRE_INLINE void shrink_tile(const typename How::X* const* x, const typename How::Value* a,
                               int64_t step, int64_t k, float* h, int64_t stride) {
@@ -176,7 +177,7 @@ QUIRE_INLINE void shrink_tile(const typename How::X* const* x, const typename Ho
     }
 }
 
-// Ranks [t.first, t.first + t.count) of `ROWS` rows; the first is the start of a block of them.
+// Ranks [t.first, t.first + t.count) of `ROWS` rows; the first is the start of a block of ranks.
 template <class How, int ROWS>
 void shrink_rows(const LoraCall& call, const LoraTask& t, int64_t row, char* room) {
   constexpr int kMost = ranks_beside(ROWS);
@@ -217,7 +218,7 @@ void expand_rows(const LoraCall& call, const LoraTask& t, int64_t row, int64_t c
   How::template expand<ROWS>(acc, h, b, part.rank);
   const int64_t at = part.first + column, wide = std::min(kLoraColumns, part.columns - column);
   const vf scale = vset(part.scale);
-  // Only constants number the sums: they stay in registers.
+  // Sums are indexed only by constants, so that they stay in registers.
 #pragma GCC unroll 16
   for (int r = 0; r < ROWS; r++) {
     float* y = sums.y + (call.uses[t.use].rows[row + r] - sums.row) * sums.ld + at - sums.column;
@@ -246,7 +247,7 @@ QUIRE_INLINE void for_tiles(int64_t count, F&& f) {
   for (; row < count; row++) f(row, std::integral_constant<int, 1>{});
 }
 
-// A task's ranks of its rows; `room` for kMostRows rows of x.
+// A task's ranks of its rows; `room` is a buffer for kMostRows rows of x.
 template <class How>
 void shrink(const LoraCall& call, const LoraTask& t, char* room) {
   for_tiles<kMostRows>(t.rows, [&](int64_t row, auto rows) {
@@ -264,7 +265,7 @@ void expand(const LoraCall& call, const LoraTask& t, const Sums& sums) {
     });
 }
 
-// Calls f(how): `how` says how a use's values are multiplied.
+// Calls f(how) with the type that multiplies a use's values.
 template <class F>
 QUIRE_INLINE void with_how(const LoraLinear& l, F&& f) {
 #ifdef QUIRE_BF16_DOT
@@ -275,7 +276,7 @@ QUIRE_INLINE void with_how(const LoraLinear& l, F&& f) {
   });
 }
 
-// Cuts `rows` and `size` things beside them into tasks.
+// Divides `rows` times `size` columns or ranks into tasks.
 void cut(std::vector<LoraTask>& tasks, int64_t use, int64_t rows, int64_t most_rows, int64_t size,
          int64_t most, int64_t part) {
   for (int64_t first = 0; first < size; first += most)
@@ -284,16 +285,17 @@ void cut(std::vector<LoraTask>& tasks, int64_t use, int64_t rows, int64_t most_r
                        std::min(most, size - first), part});
 }
 
-// Products of x and A.
+// Multiplications of x and A.
 int64_t shrink_work(const LoraUse& use) { return use.count * use.linear->rank * use.linear->k; }
 
-// So many rows that each thread finds a few tasks, where there are as many.
+// Rows of a task, such that each thread finds a few tasks if there are enough rows.
 int64_t rows_of_task(int64_t rows, int threads) {
   const int64_t each = rows / (4 * threads) / kLeastTaskRows * kLeastTaskRows;
   return std::max(kLeastTaskRows, std::min(kMostTaskRows, each));
 }
 
-// Ranks of a task, so that each of `threads` finds two of `total` work, and none takes too little.
+// Ranks of a task, such that each of `threads` finds two tasks of the `total` work, none of them
+// too small.
 int64_t ranks_of_task(const LoraUse& use, int64_t total, int threads) {
   const int64_t rank = use.linear->rank, work = shrink_work(use);
   const int64_t wanted = (2 * threads * work + total - 1) / std::max<int64_t>(1, total);
@@ -375,7 +377,8 @@ bool adds_by_panels(const LoraUse* uses, int64_t num_uses) {
 
 void add_lora(float* y, int64_t n, const float* x, int64_t stride, const LoraUse* uses,
               int64_t num_uses, int64_t low, int threads) {
-  // Kept from call to call, and reached by reference: a thread that helps has others of these names.
+  // Reused between calls. The references make helper threads use these instead of their own
+  // thread_locals.
   thread_local std::vector<LoraTask> kept_wholes, kept_expands;
   thread_local LoraCall kept_call;
   std::vector<LoraTask>&wholes = kept_wholes, &expands = kept_expands;
@@ -396,7 +399,7 @@ void add_lora(float* y, int64_t n, const float* x, int64_t stride, const LoraUse
     cut(wholes, u, uses[u].count, rows_of_task(rows, team), uses[u].linear->rank,
         uses[u].linear->rank, 0);
   if (static_cast<int64_t>(wholes.size()) >= team) {
-    // Rows enough for everybody: nobody waits between the passes.
+    // With enough rows for all threads, none waits between the passes.
     return deal(team, static_cast<int64_t>(wholes.size()), [&](int64_t i, int slot) {
       LoraTask t = wholes[i];
       const LoraLinear& l = *uses[t.use].linear;

@@ -1,11 +1,11 @@
-// Where the values of adapters lie for the kernels of lora.cpp: see lora.h.
+// Layout of adapters for the kernels of lora.cpp: see lora.h.
 #include "lora.h"
 
 namespace quire {
 namespace {
 
-// out[j][i] = in[i][j] of a whole block, of values of SIZE bytes wherever they lie; RANK: 0 where `rank`
-// isn't known beforehand.
+// out[j][i] = in[i][j] of a whole block, of values of SIZE bytes; RANK: 0 if `rank` isn't a
+// constant.
 template <int64_t RANK, int SIZE>
 void turn_block(char* __restrict out, const char* __restrict in, int64_t rank) {
   const int64_t ranks = RANK ? RANK : rank;
@@ -24,8 +24,8 @@ void turn(void* out, const void* in, int64_t rank) {
   turn_block<0, SIZE>(to, from, rank);
 }
 
-// out [columns / kLoraColumns, rounded up][rank][kLoraColumns] from b [columns, rank], or with `pairs`
-// [rank / 2, rounded up][kLoraColumns][2] of each block; what there is no value for is zero.
+// out [columns / kLoraColumns, rounded up][rank][kLoraColumns] from b [columns, rank], or with
+// `pairs` [rank / 2, rounded up][kLoraColumns][2] per block, padded with zeros.
 template <class T>
 void pack_outputs(T* out, const T* b, int64_t columns, int64_t rank, bool pairs) {
   const int64_t width = pairs ? rank + rank % 2 : rank;
@@ -63,7 +63,7 @@ void pack_inputs(T* out, const T* a, int64_t rank, int64_t first, int64_t count,
   }
 }
 
-// Whether no value has all bits of `exponent`, which NaN and infinity have.
+// Whether no value has all bits of `exponent` set, as NaN and infinity have.
 template <class T>
 bool all_numbers(const T* values, int64_t count, T exponent) {
   T found = 0;
@@ -81,7 +81,7 @@ int with_size(int size, F&& f) {
 }  // namespace
 }  // namespace quire
 
-// See pack_outputs; b of two bytes or four a value.
+// See pack_outputs; b has two or four bytes per value.
 extern "C" int quire_pack_lora_outputs(void* out, const void* b, int64_t columns, int64_t rank,
                                        int pairs, int size) {
   return with_size(size, [&](auto kind) {
@@ -90,7 +90,7 @@ extern "C" int quire_pack_lora_outputs(void* out, const void* b, int64_t columns
   });
 }
 
-// All of `rank` rows of A, see LoraLinear; a [rank, k] of two bytes or four a value.
+// All `rank` rows of A, see LoraLinear; a [rank, k] has two or four bytes per value.
 extern "C" int quire_pack_lora_inputs(void* out, const void* a, int64_t rank, int64_t k, int size) {
   return with_size(size, [&](auto kind) {
     using T = decltype(kind);
@@ -98,7 +98,7 @@ extern "C" int quire_pack_lora_inputs(void* out, const void* a, int64_t rank, in
   });
 }
 
-// Moves an adapter's values, of two bytes or four each, to where kernels want them.
+// Copies an adapter's values, of two or four bytes each, to the kernels' layout.
 extern "C" int quire_fill_lora(void* out, const void* values, const LoraInputs* inputs,
                                int64_t num_inputs, const LoraOutputs* outputs, int64_t num_outputs,
                                int size) {
@@ -114,14 +114,14 @@ extern "C" int quire_fill_lora(void* out, const void* values, const LoraInputs* 
   });
 }
 
-// 1 where all values are numbers, else 0.
+// 1 if all values are finite, else 0.
 extern "C" int quire_all_numbers(const void* values, int64_t count, int dtype) {
   if (dtype == kF32) return all_numbers<uint32_t>(static_cast<const uint32_t*>(values), count, 0x7f800000);
   const uint16_t exponent = dtype == kBF16 ? 0x7f80 : 0x7c00;
   return all_numbers<uint16_t>(static_cast<const uint16_t*>(values), count, exponent);
 }
 
-// Memory of `bytes` in huge pages as far as they cover it, for quire_free_lora; null: there is none.
+// Memory of `bytes`, in huge pages where possible, for quire_free_lora; null if there is none.
 extern "C" void* quire_allocate_lora(int64_t bytes) {
   try {
     return allocate(bytes, static_cast<size_t>(bytes) < kHugePage ? 64 : kHugePage);

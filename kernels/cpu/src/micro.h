@@ -1,5 +1,5 @@
-// The register-blocked product of attention: C [rows, NR] = A [rows, k] * B [k, NR], where k counts
-// units of 32 bits. What a unit holds, and how two of them are multiplied, is the products' format.
+// Attention's register-blocked product: C [rows, NR] = A [rows, k] * B [k, NR], where k counts
+// units of 32 bits. The products' format defines the contents and the product of units.
 #pragma once
 
 #include <utility>
@@ -21,7 +21,7 @@ struct Floats {
 struct Pairs {
   using Value = bf16;
   static constexpr int kValues = 2;
-  // A unit from two values that are exact in bf16.
+  // A unit of two values that are exact in bf16.
   QUIRE_INLINE static vf join(vf first, vf second) { return vpair(first, second); }
   QUIRE_INLINE static vf add(vf sum, vf a, vf b) {
     add_pairs(sum, _mm512_castps_si512(a), _mm512_castps_si512(b));
@@ -38,13 +38,14 @@ constexpr int64_t units_of(int64_t values) {
 // As many rows as leave registers for B and for A's broadcast.
 constexpr int MR = W == 16 ? 14 : W == 8 ? 6 : 4;
 
-// A's rows lie in blocks of kDepth units. From row to row it's a cache line more, so that the rows
-// of a block fall into different sets of the L1 cache and each address is a constant offset.
+// A's rows are stored in blocks of kDepth units. The distance between rows is one cache line more,
+// so that the rows of a block fall into different sets of the L1 cache and each address is a
+// constant offset.
 constexpr int kDepth = 128;
 constexpr int LDA = kDepth + 16;
 
-// `a_block`: from a block of A to the next one. With `old_by`
-// C = old_by[row] * C + new_by[row] * A B instead.
+// `a_block`: from a block of A to the next one. With `old_by` computes C = old_by[row] * C +
+// new_by[row] * A B instead.
 using Micro = void (*)(const float* a, int64_t a_block, const float* b, int64_t k, float* c,
                        int64_t ldc, const float* old_by, const float* new_by);
 

@@ -4,8 +4,8 @@
 namespace quire {
 namespace {
 
-// 1 / rms of a row that `next(i, lanes)` yields. Four sums hide the adds' latency; their order is
-// fixed, so a row's result does not depend on the batch around it.
+// 1 / rms of a row whose values `next(i, lanes)` returns. Four sums hide the adds' latency; their
+// order is fixed, so a row's result doesn't depend on the batch.
 template <class F>
 float inverse_rms(int64_t width, float eps, F&& next) {
   vf sums[4] = {vset(0), vset(0), vset(0), vset(0)};
@@ -39,7 +39,7 @@ void norm_row(T* out, const T* x, const G* weight, int64_t width, float eps) {
   scale_row(out, x, weight, width, inverse);
 }
 
-// The sum is rounded to T before it is normed, as if it had been stored and read again.
+// The sum is rounded to T before it is normed, as if it had been stored and loaded.
 template <class T, class G>
 void add_norm_row(T* out, const T* x, T* residual, const G* weight, int64_t width, float eps) {
   const float inverse = inverse_rms(width, eps, [&](int64_t i, int n) {

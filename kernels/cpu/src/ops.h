@@ -1,4 +1,4 @@
-// The operations that the decoder is made of, as the C interface has them but in float32.
+// The operations of a decoder, like those of the C interface but in float32.
 #pragma once
 
 #include "attention.h"
@@ -10,8 +10,7 @@ namespace quire {
 
 enum NormKind : int64_t { kRms = 0, kLayer = 1, kNoNorm = 2 };
 
-// out = norm(x) * weight; with `residual`, which may not be null, residual += x comes first and is
-// what is normed.
+// out = norm(x) * weight. add_rms_norm first adds x to `residual`, which it norms; it isn't null.
 void rms_norm(float* out, const float* x, const float* weight, int64_t rows, int64_t width,
               float eps, int threads);
 void add_rms_norm(float* out, const float* x, float* residual, const float* weight, int64_t rows,
@@ -28,8 +27,8 @@ void layer_norm_row(float* x, const float* weight, const float* bias, int64_t wi
 // out [rows, width] = gate(x[:, :width]) * x[:, width:].
 void gate_and_mul(float* out, const float* x, int64_t rows, int64_t width, const Activation& how,
                   int threads);
-// The same of x W^T + b, in one go where that can be done; `gated` [rows, 2 width] is for where it
-// can't.
+// The same of x W^T + b, in one call if possible; otherwise `gated` [rows, 2 width] is the buffer
+// in between.
 int gated_linear(const Packed& w, float* out, float* gated, const float* x, int64_t width,
                  int64_t rows, const Activation& how, int threads);
 // Two products with an activation between them.
@@ -40,8 +39,8 @@ struct Mlp {
   Activation act;
 };
 
-// out [rows, hidden], which may be x; inner [rows, w.inner] and gated [rows, 2 w.inner] are for what
-// is between.
+// out [rows, hidden], which may be x; inner [rows, w.inner] and gated [rows, 2 w.inner] are
+// buffers.
 int run_mlp(const Mlp& w, float* out, const float* x, int64_t rows, float* inner, float* gated,
             int threads);
 
@@ -50,27 +49,27 @@ void activate(float* out, const float* x, int64_t rows, int64_t width, const Act
               int threads);
 
 int rope_and_cache(const RopeArgs& r, int threads);
-// What rope_and_cache would refuse.
+// The status of invalid arguments of rope_and_cache.
 int check_rope(const RopeArgs& r);
 
 int paged_attention(const AttentionArgs& a, int threads);
-// What paged_attention would refuse.
+// The status of invalid arguments of paged_attention.
 int check_attention(const AttentionArgs& a);
 
-// out [count, k]: the rows `ids` of W; refuses ids that there aren't.
+// out [count, k]: the rows `ids` of W; fails for ids out of range.
 int unpack_rows(const Packed& w, float* out, const int64_t* ids, int64_t count, int threads);
 
-// out[r]: the first of row r's largest logits, or -1 when that isn't finite or one is NaN.
+// out[r]: the first maximum of row r's logits, or -1 if that isn't finite or one is NaN.
 int choose_likeliest(int64_t* out, const float* logits, int64_t rows, int64_t vocab, int threads);
 
 struct Sampling {
-  const float* temperature;  // [rows]; 0: the likeliest
+  const float* temperature;  // [rows]; 0 for the most likely token
   const int64_t* top_k;
   const double *top_p, *min_p;
   const double* uniforms;  // in [0, 1)
 };
 
-// The same, and a draw where temperature isn't 0.
+// The same, and a draw if temperature isn't 0.
 int choose_sampled(int64_t* out, const float* logits, int64_t rows, int64_t vocab,
                    const Sampling& how, int threads);
 

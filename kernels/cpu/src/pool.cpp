@@ -29,7 +29,7 @@ void relax() {
 #endif
 }
 
-// Sleeps while `word` is `seen`; may wake for no reason.
+// Sleeps while `word` is `seen`; may wake spuriously.
 void sleep_on(std::atomic<uint32_t>& word, uint32_t seen) {
 #if defined(__linux__)
   syscall(SYS_futex, reinterpret_cast<uint32_t*>(&word), FUTEX_WAIT_PRIVATE, seen, nullptr,
@@ -71,18 +71,18 @@ int current_cpu() { return -1; }
 bool move_to(int) { return false; }
 #endif
 
-// About 50 us of looking before sleeping: longer than the gaps between the kernels of a step,
-// shorter than what anyone else on the machine would notice.
+// About 50 us of spinning before sleep: longer than the gaps between the kernels of a step, too
+// short to disturb other processes.
 constexpr int kSpins = 4000;
 
 class Pool {
  public:
-  // Deals to helpers if no one else does; says whether it did.
+  // Deals to helpers unless another thread does; returns whether it did.
   bool deal(int threads, int64_t pieces, Body body, void* context) {
     if (pieces >= kMostPieces || busy_.exchange(true, std::memory_order_acquire)) return false;
     hire(threads - 1);
     epoch_++;
-    // Closed first: no piece of this call can be taken while what describes it is being written.
+    // Close first: no piece of this call can be taken while its description is being written.
     ticket_.exchange(static_cast<uint64_t>(epoch_) << 32 | kClosed, std::memory_order_acq_rel);
     body_.store(body, std::memory_order_relaxed);
     context_.store(context, std::memory_order_relaxed);
@@ -99,8 +99,8 @@ class Pool {
     return true;
   }
 
-  // Keeps helper i to the CPU cpus[i % count] from now on, or with none leaves all helpers where they
-  // are; waits for its turn.
+  // Binds helper i to the CPU cpus[i % count] from now on, or without CPUs stops moving helpers;
+  // waits for running calls.
   void bind(const int* cpus, int count) {
     while (busy_.exchange(true, std::memory_order_acquire)) std::this_thread::yield();
     bound_ = true;
@@ -116,12 +116,12 @@ class Pool {
   static constexpr int64_t kMostPieces = int64_t{1} << 31;
   static constexpr uint32_t kClosed = 0xffffffffu;
 
-  // Takes pieces of the call `epoch` until none are left. `placed` is a helper's own.
+  // Takes pieces of the call `epoch` until none are left. `placed` belongs to a helper.
   void work(uint32_t epoch, int slot, uint32_t* placed) {
     uint64_t ticket = ticket_.load(std::memory_order_acquire);
     while (static_cast<uint32_t>(ticket >> 32) == epoch) {
-      // What is read here belongs to `epoch` if the exchange below succeeds: the next call closes
-      // the ticket before it writes any of it.
+      // These values belong to `epoch` if the exchange below succeeds: the next call closes the
+      // ticket before it writes any of them.
       const int64_t piece = static_cast<uint32_t>(ticket);
       const int64_t pieces = pieces_.load(std::memory_order_relaxed);
       const Body body = body_.load(std::memory_order_relaxed);
@@ -141,7 +141,8 @@ class Pool {
       if (done_.load(std::memory_order_acquire) == pieces) return;
       relax();
     }
-    // Asleep, this core is free for the helper that was pushed aside in the middle of a piece.
+    // While this thread sleeps, its core can run a helper that was preempted in the middle of a
+    // piece.
     waiting_.store(true, std::memory_order_seq_cst);
     for (uint32_t done; (done = done_.load(std::memory_order_seq_cst)) != pieces;) {
       sleep_on(done_, done);
@@ -149,9 +150,9 @@ class Pool {
     waiting_.store(false, std::memory_order_relaxed);
   }
 
-  // Where helpers take up every CPU that this process has, each keeps to one of its own, and off
-  // the caller's. Left to itself, the system wakes them where the caller runs, and on a busy machine
-  // leaves them there to take turns with it.
+  // If helpers use every CPU of this process, each is bound to its own one, apart from the
+  // caller's. Otherwise the system wakes them on the caller's CPU, and on a busy machine leaves
+  // them there to take turns with it.
   void note_caller(int threads) {
     const int places = static_cast<int>(cpus_.size());
     if (bound_ || places != threads) return;
@@ -164,8 +165,8 @@ class Pool {
     placing_.fetch_add(1, std::memory_order_relaxed);
   }
 
-  // Moves the helper to its place in the latest placing. Called while it may take pieces of a call,
-  // so nothing that it reads is being written.
+  // Moves the helper to its CPU in the latest placing. Called while it may take pieces of a call,
+  // when nothing that it reads is being written.
   void place(int slot, uint32_t* placed) {
     const uint32_t placing = placing_.load(std::memory_order_relaxed);
     if (placing == *placed) return;
@@ -193,7 +194,7 @@ class Pool {
     }
   }
 
-  // Starts helpers until there are `wanted`. Where the system refuses a thread, fewer do the work.
+  // Starts helpers until there are `wanted`, or fewer if the system refuses a thread.
   void hire(int wanted) {
     if (cpus_.empty()) cpus_ = allowed_cpus();
     while (hired_ < wanted) {
@@ -218,7 +219,7 @@ class Pool {
   alignas(64) std::atomic<bool> busy_{false};
   uint32_t epoch_ = 0;
   int hired_ = 0;
-  // Where threads run; written by whoever is dealing, before pieces can be taken.
+  // The threads' CPUs; written by the dealing thread, before pieces can be taken.
   std::vector<int> cpus_;
   bool bound_ = false;
   int caller_cpu_ = -1;
@@ -228,8 +229,8 @@ class Pool {
 
 std::atomic<Pool*> current{nullptr};
 
-// A forked child has none of its parent's helpers: it starts a pool of its own. The old one is
-// left alone, as are all pools at exit: helpers may still be looking at them.
+// A forked child has none of its parent's helpers, so it starts its own pool. The old one isn't
+// destroyed, nor are pools at exit, since helpers may still read them.
 void forget() { current.store(nullptr, std::memory_order_relaxed); }
 
 Pool* pool() {
@@ -252,8 +253,8 @@ void deal_pieces(int threads, int64_t pieces, Body body, void* context) {
 
 }  // namespace quire
 
-// Keeps the calling thread to cpus[0] and helper i to cpus[i % count], or with none lets the system
-// place helpers; gives 0, or 1 when the system refuses.
+// Binds the calling thread to cpus[0] and helper i to cpus[i % count], or without CPUs lets the
+// system place helpers; returns 0, or 1 if the system refuses.
 extern "C" int quire_bind_threads(const int* cpus, int count) {
   quire::pool()->bind(cpus, count);
   return count == 0 || quire::move_to(cpus[0]) ? 0 : 1;

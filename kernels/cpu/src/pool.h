@@ -1,10 +1,10 @@
 // The threads that share the work of a call.
 //
-// A call deals out numbered pieces; whoever is free takes the next one. The caller works too, and
-// waits only for pieces that somebody has taken: a helper that the operating system keeps from
-// running holds nothing up. (An OpenMP region ends when every thread of the team has come and gone,
-// which on a busy machine means a time slice for each call.) Who does a piece never changes what it
-// computes.
+// A call has numbered pieces; each idle thread takes the next one. The caller works, too, and waits
+// only for pieces that were taken, so a helper that the operating system doesn't run delays
+// nothing. (An OpenMP region ends when every thread of the team has passed through it, which on a
+// busy machine costs a time slice per call.) A piece's result doesn't depend on the thread that
+// computes it.
 #pragma once
 
 #include <cstdint>
@@ -12,14 +12,15 @@
 
 namespace quire {
 
-// What a piece of work is run by: body(context, piece, slot), slot in [0, threads) being nobody
-// else's at that moment.
+// Runs a piece of work: body(context, piece, slot), where no other thread has the same slot in [0,
+// threads) at that moment.
 using Body = void (*)(void* context, int64_t piece, int slot);
 
 void deal_pieces(int threads, int64_t pieces, Body body, void* context);
 
 // Runs f(piece, slot) for each piece in [0, pieces), on at most `threads` threads, and returns when
-// all are done. f must not throw. Inside of f, or while another thread is dealing, it runs alone.
+// all are done. f must not throw. Inside of f, or while another thread deals, it runs on one
+// thread.
 template <class F>
 void deal(int threads, int64_t pieces, F&& f) {
   if (threads <= 1 || pieces <= 1) {
@@ -33,7 +34,7 @@ void deal(int threads, int64_t pieces, F&& f) {
       const_cast<void*>(static_cast<const void*>(&f)));
 }
 
-// Runs f(from, to) over [0, count) in pieces of at least `least`, a few for each thread.
+// Runs f(from, to) over [0, count) in ranges of at least `least`, a few for each thread.
 template <class F>
 void deal_ranges(int threads, int64_t count, int64_t least, F&& f) {
   const int64_t wanted = threads <= 1 ? 1 : 4 * threads;

@@ -19,10 +19,10 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-// About 50 us of looking before sleeping, as the pool's helpers do: ranks that run the same layers
-// come within that of each other, unless the system keeps one from running.
+// About 50 us of spinning before sleep, as in the pool: ranks that run the same layers arrive
+// within that time, unless the system preempts one.
 constexpr int kSpins = 4000;
-// A sleeper looks up now and then, for a failure that nobody woke it for.
+// A sleeper wakes regularly, in case a failed rank didn't wake it.
 constexpr int64_t kNapMs = 50;
 constexpr int64_t kAlign = 64;
 
@@ -34,7 +34,7 @@ void relax() {
 #endif
 }
 
-// The word is in memory that processes share: these futexes aren't private.
+// The word is in memory shared by processes, so these futexes aren't private.
 void sleep_on(std::atomic<uint32_t>& word, uint32_t seen) {
 #if defined(__linux__)
   const timespec nap{0, kNapMs * 1000000};
@@ -52,7 +52,7 @@ void wake_all(std::atomic<uint32_t>& word) {
 #endif
 }
 
-// Numbers go round: what counts is the distance.
+// Numbers wrap around: only their distance matters.
 bool reached(uint32_t arrived, uint32_t number) {
   return static_cast<int32_t>(arrived - number) >= 0;
 }
@@ -98,7 +98,8 @@ int RankGroup::wait_for(int rank, uint32_t number) {
       fail();
       return kRankTimeout;
     }
-    // Who arrives looks for sleepers after saying so, and a sleeper for who arrived after this.
+    // An arriving rank announces itself before it checks for sleepers, and a sleeper registers
+    // before it checks for arrivals.
     other.sleepers.fetch_add(1);
     if (!reached(other.arrived.load(), number)) sleep_on(other.arrived, seen);
     other.sleepers.fetch_sub(1);
@@ -156,7 +157,8 @@ int RankGroup::listen() {
       relax();
       continue;
     }
-    // Who arrives looks for listeners after saying so, and a listener for who arrived after this.
+    // An arriving rank announces itself before it checks for listeners, and a listener registers
+    // before it checks for arrivals.
     shared_->listeners.fetch_add(1);
     if (!is_awaited() && !interrupted_.load()) sleep_on(shared_->bell, seen);
     shared_->listeners.fetch_sub(1);
@@ -238,9 +240,9 @@ extern "C" int64_t quire_ranks_bytes(int size, int64_t slot_bytes) {
   return static_cast<int64_t>(sizeof(SharedRanks)) + 64 + 2 * size * slot_bytes;
 }
 
-// `shared`: quire_ranks_bytes of memory that all ranks map, zero at first. Null where there is no
-// memory, or there are too many ranks. `exchange`: see RankGroup::Exchange, or null; then the memory
-// is this rank's alone.
+// `shared`: quire_ranks_bytes of memory that all ranks map, initially zero. Returns null if there
+// is no memory, or there are too many ranks. `exchange`: see RankGroup::Exchange, or null; with
+// one, the memory belongs to this rank alone.
 extern "C" void* quire_ranks_new(void* shared, int rank, int size, int64_t slot_bytes,
                                  int64_t timeout_ms, void* exchange) {
   if (rank < 0 || rank >= size || size > kMostRanks || slot_bytes % 64) return nullptr;
@@ -263,12 +265,12 @@ extern "C" int quire_ranks_listen(void* group) { return static_cast<RankGroup*>(
 
 extern "C" void quire_ranks_interrupt(void* group) { static_cast<RankGroup*>(group)->interrupt(); }
 
-// Nanoseconds that this rank has waited in gathers for others.
+// Nanoseconds for which this rank has waited in gathers.
 extern "C" int64_t quire_ranks_waited_ns(const void* group) {
   return static_cast<const RankGroup*>(group)->waited_ns();
 }
 
-// The rank that the latest gather waited for in vain, or -1.
+// The missing rank of the latest gather that timed out, or -1.
 extern "C" int quire_ranks_missing(const void* group) {
   return static_cast<const RankGroup*>(group)->missing();
 }
@@ -278,7 +280,7 @@ extern "C" int64_t quire_ranks_gathers(const void* group) {
   return static_cast<const RankGroup*>(group)->gathers();
 }
 
-// out [rows, starts[size]] of each rank's local [rows, starts[rank + 1] - starts[rank]].
+// Gathers each rank's local [rows, starts[rank + 1] - starts[rank]] into out [rows, starts[size]].
 extern "C" int quire_ranks_gather(void* group, float* out, const float* local, int64_t rows,
                                   const int64_t* starts, int threads) {
   return guarded([&] {
@@ -289,8 +291,8 @@ extern "C" int quire_ranks_gather(void* group, float* out, const float* local, i
   });
 }
 
-// The weights are a rank's rows: outputs [size + 1] are where each rank's begin among all of them;
-// inputs likewise, or null where all ranks have all inputs.
+// Shares a layer whose weights are a rank's rows: outputs [size + 1] are the ranks' first rows;
+// inputs likewise, or null if all ranks have all inputs.
 extern "C" int quire_shard_linear(void* packed, void* group, const int64_t* outputs,
                                   const int64_t* inputs) {
   return guarded([&] {

@@ -1,10 +1,11 @@
-// Ranks: processes that share a model's rows, and gather what each has computed.
+// Ranks: processes that share a model's rows, and gather their results.
 //
-// All ranks of a machine map the same memory. A gather has a number; each rank writes its part to its slot of the
-// buffer that the number's last bit names, says that it has arrived, and reads the others' slots once
-// they have. A rank that comes to gather n + 2 has passed n + 1, for which all must have read n: so
-// two buffers are enough, and a gather waits once. Ranks of several machines have a copy of the
-// memory each, into which an exchange brings the others' slots.
+// All ranks of a machine map the same memory. Gathers are numbered. Each rank writes its part to
+// its slot in the buffer selected by the number's last bit, announces its arrival, and reads the
+// others' slots once they have arrived. A rank that enters gather n + 2 has passed n + 1, before
+// which all ranks finished reading n: so two buffers suffice, and a gather waits only once. Ranks
+// of several machines each have a copy of the memory, to which an exchange copies the others'
+// slots.
 #pragma once
 
 #include <atomic>
@@ -17,14 +18,14 @@ namespace quire {
 
 constexpr int kMostRanks = 64;
 
-// At the start of the shared memory, which is zero at first.
+// The start of the shared memory, which is initially zero.
 struct SharedRanks {
   struct alignas(64) Rank {
     std::atomic<uint32_t> arrived;   // number of its latest gather
     std::atomic<uint32_t> sleepers;  // ranks that sleep until it arrives
   };
   std::atomic<uint32_t> failed;  // no gather succeeds until `reset`
-  // Rings for ranks that listen: another one comes to a gather, or theirs is interrupted.
+  // Wakes ranks that listen: another rank entered a gather, or theirs is interrupted.
   std::atomic<uint32_t> bell, listeners;
   Rank ranks[kMostRanks];
 };
@@ -32,7 +33,7 @@ struct SharedRanks {
 class RankGroup {
  public:
   // Sends `floats` of this rank's slot to all others, and receives theirs; `slots` is the first
-  // rank's. Returns -1, the rank that didn't come in time, or `size` where one has failed.
+  // rank's. Returns -1, the rank that timed out, or `size` after a failure.
   using Exchange = int (*)(float* slots, int64_t floats);
 
   RankGroup(void* shared, int rank, int size, int64_t slot_bytes, int64_t timeout_ms,
@@ -44,23 +45,23 @@ class RankGroup {
   // A rank's slot of the next gather.
   float* slot(int rank) const;
   float* slot() const { return slot(rank_); }
-  // Waits until all ranks' slots are written, of which `floats` count at most; kRankFailed or
-  // kRankTimeout. They may be read until the next `arrive`.
+  // Waits until all ranks have written their slots, of which at most `floats` are valid;
+  // kRankFailed or kRankTimeout. The slots may be read until the next `arrive`.
   int arrive(int64_t floats);
-  // What `slot` means from here on: those of the following gather.
+  // Moves on: from now on `slot` returns those of the following gather.
   void advance() { gathers_++; }
-  // Has this and all later gathers of all ranks fail. May be called in any thread.
+  // Makes this and all later gathers of all ranks fail. May be called by any thread.
   void fail();
-  // This rank begins anew. No rank may be in a gather, and all must do it before the next one.
+  // Restarts this rank. No rank may be in a gather, and all must do this before the next one.
   void reset();
-  // All ranks that share the memory have been reset: gathers succeed again.
+  // To be called once all ranks that share the memory are reset: gathers succeed again.
   void forget_failure();
-  // Sleeps until another rank waits in a gather that this one isn't in: kOk; or kInterrupted, or
-  // kRankFailed. No gather may run here meanwhile.
+  // Sleeps until another rank waits in a gather that this one hasn't entered (kOk), or until
+  // kInterrupted or kRankFailed. No gather may run in this rank meanwhile.
   int listen();
-  // Ends this rank's `listen`, or the next one. May be called in any thread.
+  // Ends this rank's `listen`, or the next one. May be called by any thread.
   void interrupt();
-  // Of the latest `arrive` that timed out: the rank that wasn't there.
+  // The missing rank of the latest `arrive` that timed out.
   int missing() const { return missing_; }
   uint32_t gathers() const { return gathers_; }
   int64_t waited_ns() const { return waited_ns_; }
@@ -83,7 +84,7 @@ class RankGroup {
   std::atomic<bool> interrupted_{false};
 };
 
-// How a linear layer's outputs, and maybe its inputs, are shared out: rank r has the columns from
+// How ranks share a linear layer's outputs, and possibly its inputs: rank r has the columns from
 // starts[r] to starts[r + 1]. The layer's weights are the rows of this rank's outputs.
 struct Shard {
   RankGroup* group;
@@ -95,7 +96,7 @@ struct Shard {
 };
 
 // out [rows, starts.back()]: all ranks' columns; `local` [rows, own columns] with the distance
-// `stride` are this rank's, which may lie in group.slot() if they fit.
+// `stride` are this rank's, which may be in group.slot() if they fit.
 int gather_columns(RankGroup& group, float* out, const float* local, int64_t stride, int64_t rows,
                    const std::vector<int64_t>& starts, int threads);
 

@@ -1,4 +1,4 @@
-// QK norm, rotary embedding and the write to the paged KV cache, a token at a time.
+// QK norm, rotary embedding and the write to the paged KV cache, token by token.
 #include <limits>
 
 #include "ops.h"
@@ -37,7 +37,7 @@ void rotate_neighbours(float* x, const float* cos_sin, int64_t rotary) {
   }
 }
 
-// Norms and rotates one head in place; `row` keeps its float32 values as stored.
+// Norms and rotates one head in place; `row` receives its float32 values as stored.
 void turn(const RopeArgs& r, void* x, int64_t at, const float* norm, const float* cos_sin, float* row) {
   read_row(row, x, at, r.head_size, r.dtype);
   if (norm) normalise(row, norm, r.head_size, r.eps);
@@ -47,13 +47,13 @@ void turn(const RopeArgs& r, void* x, int64_t at, const float* norm, const float
   if (r.dtype != kF32) read_row(row, x, at, r.head_size, r.dtype);
 }
 
-// Rounds a row to 8-bit floats, in parts of the head's scale.
+// Rounds a row to 8-bit floats, divided by the head's scale.
 template <class T>
 void store_float8(const RopeArgs& r, T* to, float scale, const float* row) {
   for (int64_t i = 0; i < r.head_size; i++) to[i] = from_float<T>(row[i] / scale);
 }
 
-// Rounds a row of KV head `head` to int8 with a scale of its own, or to the cache's float type.
+// Rounds a row of KV head `head` to int8 with its own scale, or to the cache's float type.
 void store(const RopeArgs& r, void* cache, float* scales, int64_t head, int64_t at, const float* row) {
   if (r.cache_dtype < kI8) {
     write_row(cache, at * r.head_size, row, r.head_size, r.cache_dtype);
@@ -65,21 +65,21 @@ void store(const RopeArgs& r, void* cache, float* scales, int64_t head, int64_t 
     else store_float8(r, static_cast<e5m2*>(cache) + at * r.head_size, scale, row);
     return;
   }
-  vf top = vset(0.0f), off = vset(0.0f);  // off: NaN beside a value that is no number
+  vf top = vset(0.0f), off = vset(0.0f);  // off: NaN if a value isn't finite
   for_lanes(r.head_size, [&](int64_t i, int n) {
     const vf x = vload_some(row + i, n);
     top = vmax(top, vabs(x)), off = vfma(x, vset(0.0f), off);
   });
   const bool finite = vsum(off) == 0.0f;
   const float most = vmaximum(top);
-  // Values so small that 1 / scale is infinite are as good as zeros.
+  // Values so small that 1 / scale is infinite count as zeros.
   const bool some = finite && most > 127.0f / std::numeric_limits<float>::max();
   const vf inverse = vset(some ? 127.0f / most : 0.0f);
   int8_t* to = static_cast<int8_t*>(cache) + at * r.head_size;
   for_lanes(r.head_size, [&](int64_t i, int n) {
     vstore_some(to + i, some ? vload_some(row + i, n) * inverse : vset(0.0f), n);
   });
-  // No integer stands for what isn't finite: the scale says so.
+  // Integers can't represent nonfinite values, so the scale becomes NaN.
   scales[at] = finite ? most / 127.0f : NAN;
 }
 

@@ -1,9 +1,9 @@
-// Dealing of pieces that lie side by side in memory and take about as long as each other.
+// Scheduling of pieces that are adjacent in memory and take about the same time.
 //
-// Each thread takes the pieces of a run of its own one after the other, so that what it reads goes on
-// where it left off, and claims cost it nothing while nobody else wants any. Then it takes what is
-// left of others' runs, from their ends: whoever is late holds nothing up (work stealing; Blumofe and
-// Leiserson, "Scheduling Multithreaded Computations by Work Stealing", 1999).
+// Each thread takes the pieces of its own run one after the other, so that it reads contiguous
+// memory, and claiming them costs nothing without contention. Then it takes pieces from the ends of
+// others' runs, so that a slow thread doesn't delay the rest (work stealing; Blumofe and Leiserson,
+// "Scheduling Multithreaded Computations by Work Stealing", 1999).
 #pragma once
 
 #include <atomic>
@@ -25,7 +25,7 @@ class Runs {
     }
   }
 
-  // A piece that is now the caller's, of its own run `own` while there are any; -1 where none are.
+  // Claims a piece for the caller, from its own run `own` if any are left; -1 if none are.
   int64_t take(int64_t own) {
     for (int64_t i = 0; i < threads_; i++) {
       const int64_t piece = take_of(runs_[(own + i) % threads_], i == 0);
@@ -45,8 +45,8 @@ class Runs {
       const auto from = static_cast<uint32_t>(left), to = static_cast<uint32_t>(left >> 32);
       if (from >= to) return -1;
       const uint64_t rest = first ? left + 1 : left - (uint64_t{1} << 32);
-      // What the pieces read was written before they were dealt, and who waits for them waits for
-      // the pool.
+      // The pool orders memory: the pieces' inputs were written before the call, and the caller
+      // waits for all pieces.
       if (run.left.compare_exchange_weak(left, rest, std::memory_order_relaxed))
         return first ? from : to - 1;
     }
@@ -56,7 +56,7 @@ class Runs {
   Run runs_[kMost];
 };
 
-// What deal() does, in runs.
+// deal(), in runs.
 template <class F>
 void deal_runs(int threads, int64_t pieces, F&& f) {
   const bool fits = threads > 1 && threads <= Runs::kMost && pieces < Runs::kMostPieces;

@@ -68,7 +68,7 @@ void write_row(void* p, int64_t offset, const float* x, int64_t n, int dtype) {
 }  // namespace quire
 
 extern "C" {
-// What the build was made for: 512, 256 or 128 bits, and which extras it may use.
+// The instruction set of this build, 512, 256 or 128 bits, and its extras.
 int quire_vector_bits() { return quire::W * 32; }
 int quire_has_bf16() {
 #ifdef __AVX512BF16__
@@ -84,13 +84,13 @@ int quire_has_vnni() {
   return 0;
 #endif
 }
-// Has the system map the pages of `bytes` bytes now. Others may write there meanwhile: adding nothing
-// atomically counts as writing, and loses nothing of theirs.
+// Makes the system map the pages of `bytes` bytes now. Others may write there meanwhile: atomically
+// adding nothing counts as a write, and preserves their values.
 void quire_map_pages(void* memory, int64_t bytes) {
   auto* at = static_cast<unsigned char*>(memory);
   for (int64_t i = 0; i < bytes; i += 4096) __atomic_fetch_add(at + i, 0, __ATOMIC_RELAXED);
   if (bytes > 0) __atomic_fetch_add(at + bytes - 1, 0, __ATOMIC_RELAXED);
 }
-// Does nothing: what a call costs.
+// Does nothing, to measure the cost of a call.
 int quire_nothing(const void*, const void*, int64_t, int64_t, float, int) { return 0; }
 }

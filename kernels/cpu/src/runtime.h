@@ -14,10 +14,10 @@
 
 namespace quire {
 
-// The last three are of KV caches alone.
+// The last three are only for KV caches.
 enum DType : int32_t { kF32 = 0, kBF16 = 1, kF16 = 2, kI8 = 3, kE4M3 = 4, kE5M2 = 5 };
 
-// Returned by every function of the C interface; kernels/cpu/library.py has the words for them.
+// Returned by the functions of the C interface; kernels/cpu/library.py has the messages.
 enum Status : int32_t {
   kOk = 0,
   kBadDType = 1,
@@ -56,7 +56,7 @@ void write_row(void* p, int64_t offset, const float* x, int64_t n, int dtype);
 
 // ---- threads ------------------------------------------------------------------------------------
 
-// Threads worth waking for `work` units when each should get at least `each`.
+// The number of threads worth waking for `work` units, if each should get at least `each`.
 inline int worth(int threads, int64_t work, int64_t each) {
   const int64_t useful = work / each;
   return useful >= threads ? threads : useful < 1 ? 1 : static_cast<int>(useful);
@@ -66,21 +66,23 @@ inline int worth(int threads, int64_t work, int64_t each) {
 
 constexpr size_t kHugePage = 2 << 20;
 
-// `bytes`, for std::free; throws std::bad_alloc. In huge pages as far as they cover it, which spares
-// a read of megabytes most of its address translations. `align`: a power of two, at least 64.
+// Allocates `bytes`, for std::free; throws std::bad_alloc. Uses huge pages where possible, which
+// saves most address translations when megabytes are read. `align`: a power of two, at least 64.
 char* allocate(size_t bytes, size_t align = 64);
 
 // ---- scratch ------------------------------------------------------------------------------------
 
-// Whose memory it is: an operation has its own, and keeps it from what it calls.
+// The owner of scratch memory: an operation has its own, separate from that of the operations it
+// calls.
 enum class Scratch { kRope, kAttention, kLinear, kExperts, kDecoder, kStep, kLora, kStates, kHeads, kRanks, kCount };
 
-// At least `bytes`, aligned to 64, which the calling thread keeps from call to call; grows, never
-// shrinks. Throws std::bad_alloc. Good until the same thread asks for the same operation's again.
+// At least `bytes`, aligned to 64, which the calling thread reuses in later calls; it grows but
+// never shrinks. Throws std::bad_alloc. Valid until the same thread requests memory for the same
+// operation.
 char* scratch_for(Scratch whose, size_t bytes);
 
-// The buffers of a call: each is named by the pointer that is to point to it, and all are taken at
-// once, before work is dealt.
+// The buffers of a call: each is identified by the pointer that shall point to it. All are
+// allocated together, before work is dealt.
 class Layout {
  public:
   template <class T>
@@ -90,7 +92,7 @@ class Layout {
     total_ += (count * sizeof(T) + 63) & ~size_t{63};
   }
   size_t total() const { return total_; }
-  // Points each where it lies from `base` on.
+  // Sets each pointer, for buffers from `base` on.
   void place(char* base) const {
     for (int i = 0; i < count_; i++) {
       char* at = base + buffers_[i].offset;

@@ -1,11 +1,12 @@
 // Choosing a token from a row of logits, without sorting the row.
 //
-// Tokens are ordered by (logit downwards, id upwards). min-p keeps those at least min_p times as
-// likely as the likeliest, top-k the first k, top-p the shortest prefix that holds top_p of what the
-// two left; the token is then drawn by inverse CDF over what is kept, in the order of ids.
+// Tokens are ordered by (logit descending, id ascending). min-p keeps those at least min_p times as
+// likely as the most likely one, top-k the first k, top-p the shortest prefix with top_p of the
+// remaining probability. The token is then drawn by inverse CDF over those left, in the order of
+// ids.
 //
-// Filters look at the largest logits first, which settles nearly all rows of a trained model; what
-// they don't settle is weighed as a whole.
+// Filters examine the largest logits first, which suffice for nearly all rows of a trained model;
+// for other rows all logits are weighed.
 #include <limits>
 #include <vector>
 
@@ -16,9 +17,9 @@ namespace quire {
 namespace {
 
 constexpr int64_t kBroken = -1;
-constexpr int64_t kBlock = 64;       // logits whose maximum is kept
-constexpr int64_t kFirst = 256;      // logits to look at first
-constexpr int64_t kDrawBlock = 256;  // weights added up before the draw looks closer
+constexpr int64_t kBlock = 64;       // logits per block maximum
+constexpr int64_t kFirst = 256;      // number of logits to examine first
+constexpr int64_t kDrawBlock = 256;  // weights summed per block of the draw
 constexpr int kBins = 1024;
 
 struct Candidate {
@@ -73,7 +74,7 @@ bool holds_nan(const float* x, int64_t count) {
   return found;
 }
 
-// Every token with at least the logit `low`, in order.
+// All tokens with logits of at least `low`, in order.
 void gather(const Row& row, float low, std::vector<Candidate>* out) {
   out->clear();
   for (int64_t i = 0; i < row.vocab; i += kBlock) {
@@ -86,7 +87,7 @@ void gather(const Row& row, float low, std::vector<Candidate>* out) {
   std::sort(out->begin(), out->end(), comes_first);
 }
 
-// A logit that at least `count` tokens reach: the count-th largest of the blocks' maxima.
+// A logit reached by at least `count` tokens: the count-th largest of the blocks' maxima.
 float low_for(const Row& row, int64_t count, std::vector<float>* maxima) {
   maxima->clear();
   for (int64_t i = 0; i < row.vocab; i += kBlock) {
@@ -120,14 +121,14 @@ int64_t draw(const Row& row, std::vector<Candidate>* kept) {
 }
 
 struct Whole {
-  std::vector<float> weights;  // of all tokens; 0 for those that aren't kept
-  std::vector<double> bins;    // mass by logit
+  std::vector<float> weights;  // of all tokens; 0 for those not kept
+  std::vector<double> bins;    // probability mass by logit
   std::vector<Candidate> border;
 };
 
-// Weights of the tokens that min-p leaves; gives their sum.
+// Computes the weights of the tokens that min-p keeps; returns their sum.
 double weigh(const Row& row, Whole* whole) {
-  // Finite, since infinity times the likeliest one's 0 is no number.
+  // Finite, since infinity times the top token's 0 would be NaN.
   constexpr double kMost = std::numeric_limits<float>::max();
   const vf top = vset(row.top);
   const vf scale = vset(static_cast<float>(std::min(kMost, 1.0 / row.temperature)));
@@ -147,8 +148,8 @@ double weigh(const Row& row, Whole* whole) {
   return total;
 }
 
-// How many of the first candidates the filters keep; -1 when that takes more candidates.
-// `complete`: no token beyond them can be kept. `mass`: of all that min-p leaves, where it counts.
+// How many of the first candidates the filters keep; -1 if more candidates are needed. `complete`:
+// no further token can be kept. `mass`: of all tokens that min-p keeps, if it matters.
 int64_t kept_of(const Row& row, const std::vector<Candidate>& found, bool complete, double mass) {
   const int64_t size = static_cast<int64_t>(found.size()), count = std::min(size, row.top_k);
   const bool known = complete || row.top_k <= size;
@@ -169,8 +170,8 @@ int64_t kept_of(const Row& row, const std::vector<Candidate>& found, bool comple
   return known || alive < count || before >= wanted ? alive : -1;
 }
 
-// Zeroes the weights behind the shortest prefix that holds `wanted`: tokens are dealt into bins by
-// their logits, and only the bin that the border runs through is sorted.
+// Zeroes the weights after the shortest prefix with `wanted` mass: tokens are distributed to bins
+// by logit, and only the bin with the border is sorted.
 void keep_mass(const Row& row, double wanted, Whole* whole) {
   const float low = static_cast<float>(88.0 * row.temperature);
   float range = 0;
@@ -207,7 +208,7 @@ void keep_mass(const Row& row, double wanted, Whole* whole) {
   }
 }
 
-// Draws by the weights: first a block, then a token in it.
+// Draws by weight: first a block, then a token in it.
 int64_t draw_whole(const Row& row, const Whole& whole) {
   const float* weights = whole.weights.data();
   auto block_sum = [&](int64_t from) {
@@ -240,8 +241,8 @@ int64_t draw_whole(const Row& row, const Whole& whole) {
   return chosen;
 }
 
-// No token with a logit below this has the weight that min-p asks for. A little low: at the border
-// the weights themselves decide.
+// No token with a logit below this reaches the weight required by min-p. Slightly low: at the
+// border the weights themselves decide.
 float least_logit(const Row& row) {
   if (row.min_p <= 0) return -INFINITY;
   const double least = static_cast<double>(row.top) + row.temperature * std::log(row.min_p);
@@ -269,7 +270,7 @@ int64_t sample_row(const Row& row) {
   return draw_whole(row, whole);
 }
 
-// The log of the sum of the logits' exponentials, and how many of them are larger than `own`.
+// The logsumexp of the logits, and how many of them are larger than `own`.
 double normalizer(const float* x, int64_t vocab, float top, float own, int64_t* above) {
   double total = 0;
   *above = 0;
@@ -367,8 +368,8 @@ extern "C" int quire_sample(int64_t* out, const float* logits, int64_t rows, int
   });
 }
 
-// Log probabilities of `tokens` [rows] and of each row's k <= vocab likeliest tokens, best first: ids,
-// values and ranks [rows, 1 + k], the normalizers [rows].
+// Log probabilities of `tokens` [rows] and of each row's k <= vocab most likely tokens, best first:
+// ids, values and ranks [rows, 1 + k], the normalizers [rows].
 extern "C" int quire_top_logprobs(int64_t* ids, float* values, int64_t* ranks, float* normalizers,
                                   const float* logits, int64_t rows, int64_t vocab,
                                   const int64_t* tokens, int64_t k, int threads) {

@@ -1,7 +1,7 @@
-// Short causal convolutions, and recurrences of heads with a matrix each for their state.
+// Short causal convolutions, and recurrences of heads whose state is a matrix.
 //
-// Tokens of a sequence are taken one after the other, whatever else is computed beside them, so a
-// token's bits don't depend on how its prompt was cut.
+// Tokens of a sequence are processed one after the other, whatever else is computed, so a token's
+// bits don't depend on the chunks of its prompt.
 #include "states.h"
 
 #include "gate.h"
@@ -23,7 +23,7 @@ bool fits(const StateRows& of) {
   return true;
 }
 
-// Calls save(end, row) for the states of the tokens (start, end] that are to be written elsewhere.
+// Calls save(end, row) for the saves after tokens (start, end].
 template <typename Save>
 inline __attribute__((always_inline)) void for_saves(const StateRows& of, int64_t start, int64_t end,
                                                      Save save) {
@@ -36,13 +36,13 @@ inline __attribute__((always_inline)) void for_saves(const StateRows& of, int64_
 // ---- convolution --------------------------------------------------------------------------------
 
 constexpr int64_t kChannels = 256;
-constexpr int64_t kRows = 16;  // of states, that one thread takes at once
+constexpr int64_t kRows = 16;  // rows of states per thread at a time
 
 // Channels [low, high) of one sequence.
 void convolve(const CausalConv& c, int64_t seq, int64_t low, int64_t high) {
   const int64_t from = c.of.starts[seq], count = c.of.starts[seq + 1] - from, before = c.width - 1;
   float* state = c.states + c.of.rows[seq] * before * c.channels;
-  // The input of token t, which for t < 0 is an earlier step's.
+  // The input of token t, which for t < 0 belongs to an earlier step.
   const auto input = [&](int64_t t) __attribute__((always_inline)) -> const float* {
     return t < 0 ? state + (before + t) * c.channels : c.x + (from + t) * c.stride;
   };
@@ -65,7 +65,7 @@ void convolve(const CausalConv& c, int64_t seq, int64_t low, int64_t high) {
     }
   });
   for (int64_t j = 0; count && j < before; j++) {
-    // What it takes lies behind what it writes.
+    // Its sources are after its destination.
     std::memmove(state + j * c.channels + low, input(count - before + j) + low,
                  (high - low) * sizeof(float));
   }
@@ -88,8 +88,8 @@ void scaled(float* out, const float* x, int64_t size, float factor) {
   });
 }
 
-// R rows of a head's state take in one token, and give what its query finds. All that is kept of them is
-// `decay`, or of each key `decays`, where there are any.
+// Updates R rows of a head's state with one token, and applies its query. The factor of the old
+// state is `decay`, or per key `decays` unless null.
 template <int R, bool DELTA>
 void advance(float* rows, const float* q, const float* k, const float* v, float* out, int64_t size,
              float decay, float beta, const float* decays) {
@@ -125,8 +125,8 @@ void advance(float* rows, const float* q, const float* k, const float* v, float*
   for (int r = 0; r < R; r++) out[r] = found[r];
 }
 
-// Rounds a row to int8 in parts of the scale that it returns. The scale follows the largest value, so a
-// decay changes it alone.
+// Rounds a row to int8 in units of the scale that it returns. The scale follows the largest value,
+// so a decay only changes the scale.
 float rounded(int8_t* to, const float* x, int64_t size) {
   float top = 0.0f;
   for (int64_t i = 0; i < size; i++) top = std::max(top, std::fabs(x[i]));
@@ -137,7 +137,7 @@ float rounded(int8_t* to, const float* x, int64_t size) {
   return all_finite(x, size) ? top / 127.0f : NAN;
 }
 
-// R rows of a head's state, as float32 while a token is taken in.
+// R rows of a head's state, as float32 during a token.
 template <class T, int R>
 struct Rows {
   T* rows;
@@ -283,7 +283,7 @@ int linear_scan(const LinearScan& s, int threads) {
   Layout layout;
   layout.add(&scratch, team * scratch_size);
   layout.take(Scratch::kStates);
-  // A head of Mamba has one value: handing them out one by one would cost more than their work.
+  // A head of Mamba has one value: dealing heads one by one would cost more than their work.
   const int64_t together = std::max<int64_t>(1, kRows / s.value_size);
   const int64_t parts = (s.heads + together - 1) / together;
   deal(team, s.of.num_seqs * parts, [&](int64_t piece, int slot) {

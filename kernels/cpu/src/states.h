@@ -1,4 +1,4 @@
-// Layers that carry a state from token to token: kernels/ssm.py says what they compute.
+// Layers with a recurrent state: kernels/ssm.py defines what they compute.
 #pragma once
 
 #include "runtime.h"

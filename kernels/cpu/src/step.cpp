@@ -1,6 +1,6 @@
 // A step in which every sequence decodes, in one call: from the running batch's tables to the next
-// tokens, which are written there, drafts checked on the way. In between nothing returns to Python, whose code and data the
-// weights have pushed out of the caches by then.
+// tokens, which it writes there, including the verification of drafts. It doesn't return to Python
+// in between, whose code and data the weights have evicted from the caches by then.
 #include <algorithm>
 #include <vector>
 
@@ -11,7 +11,7 @@ namespace {
 
 struct Step {
   StepEnds ends;
-  StepTables tables;  // of the block tables below
+  StepTables tables;  // refers to the block tables below
   std::vector<BlockTable> block_tables;
 
   Step(const StepEnds& ends, const StepTables& tables)
@@ -22,8 +22,8 @@ struct Step {
   }
 };
 
-// Philox4x32-10 (Salmon et al. 2011) of (seed, position): the number that
-// engine/sampling/topk_topp.py makes.
+// Philox4x32-10 (Salmon et al. 2011) of (seed, position): the same number as in
+// engine/sampling/topk_topp.py.
 double uniform_of(uint64_t seed, uint64_t position) {
   constexpr uint64_t kLow = 0xffffffff;
   uint64_t c0 = position & kLow, c1 = position >> 32, c2 = 0, c3 = 0;
@@ -37,11 +37,11 @@ double uniform_of(uint64_t seed, uint64_t position) {
   return static_cast<double>((c0 >> 5) << 26 | c1 >> 6) * 0x1p-53;
 }
 
-// The sequences of a step. Behind its newest token each has drafts in the table of tokens, which are
+// The sequences of a step. In the table of tokens each has drafts after its newest token, which are
 // computed with it.
 struct Rows {
   const int64_t* rows;    // [count], in the tables
-  const int64_t* drafts;  // [count], or null: none
+  const int64_t* drafts;  // [count], or null for none
   int64_t count;
   int64_t tokens_of(int64_t i) const { return drafts ? 1 + drafts[i] : 1; }
   int64_t tokens(int64_t to) const {
@@ -51,7 +51,7 @@ struct Rows {
   }
 };
 
-// What the layers read of the batch, gathered from the tables.
+// The layers' inputs, gathered from the tables.
 struct Inputs {
   int64_t tokens;
   int64_t width;             // blocks of the longest sequence
@@ -118,7 +118,7 @@ void gather(const Step& step, const Rows& all, const Inputs& in) {
   }
 }
 
-// Adapters name rows; here they are by tokens.
+// Converts the adapters' rows to tokens.
 struct Adapters {
   std::vector<LoraGroup> groups;
   std::vector<int64_t> tokens;
@@ -159,7 +159,7 @@ int embed(const StepEnds& ends, const Inputs& in, int64_t count, float* x, int t
   return kOk;
 }
 
-// What the draws of a step's first `chosen` rows go by, a place a token.
+// The sampling parameters of a step's first `chosen` rows, by token.
 struct Settings {
   float* temperature;
   int64_t* top_k;
@@ -178,12 +178,12 @@ struct Settings {
   }
 };
 
-// The tokens of a step whose logits are changed, or told of.
+// The tokens of a step whose logits are edited or whose log probabilities are reported.
 struct Odd {
   const RowEdits* edits;
   Text text;
   int64_t token;
-  float* raw;  // the logits as they were, where they are both
+  float* raw;  // the original logits, if both edited and reported
 };
 
 std::vector<Odd> odd_tokens(const StepTables& t, const Rows& all, int64_t chosen,
@@ -233,7 +233,7 @@ int edit(std::vector<Odd>& odd, float* logits, int64_t vocab, std::vector<float>
   });
 }
 
-// Tells of the tokens that were chosen; those of logits that are no numbers aren't.
+// Reports log probabilities of the chosen tokens; with broken logits the token becomes -1.
 int tell(std::vector<Odd>& odd, int64_t vocab, const StepResult& result, int threads) {
   return over_odd(odd, vocab, threads, [&](const Odd& one) {
     const int64_t k = std::min(one.edits->num_logprobs, result.most), at = one.token * (1 + result.most);
@@ -245,15 +245,16 @@ int tell(std::vector<Odd>& odd, int64_t vocab, const StepResult& result, int thr
   });
 }
 
-// Drafts that held: each is what was drawn in its place, and something can be drawn behind it.
+// Number of accepted drafts: each equals the token drawn in its place, and a token can be drawn
+// after it.
 int64_t held(const int32_t* drafts, int64_t count, const int64_t* out) {
   int64_t found = 0;
   while (found < count && out[found] == drafts[found] && out[found + 1] >= 0) found++;
   return found;
 }
 
-// A row whose logits are broken keeps its token; whoever asked for it is told by -1. The rows behind
-// the first `chosen` get theirs from the caller, who also takes back what drafts left of them.
+// For broken logits no token is written, and the -1 in `out` tells the caller. The rows after the
+// first `chosen` get their tokens from the caller, who also removes rejected drafts.
 void advance(const StepTables& t, const Rows& all, int64_t chosen, const int64_t* out,
              int64_t* got) {
   for (int64_t i = 0; i < all.count; i++) {
@@ -303,7 +304,7 @@ int run_step(const Step& step, const Rows& all, int64_t chosen, const StepChoice
   layout.add(&logits, chosen ? tokens * vocab : 0);
   layout.take(Scratch::kStep);
   in.num_computed = in.state_blocks + count;
-  if (!chosen) logits = result.open;  // all of them are the caller's
+  if (!chosen) logits = result.open;  // all tokens belong to the caller's rows
   gather(step, all, in);
   for (int64_t g = 0; g < groups; g++)
     group[g] = DecoderGroup{in.slots + g * tokens, in.tables + g * count * in.width, in.width};
@@ -318,7 +319,7 @@ int run_step(const Step& step, const Rows& all, int64_t chosen, const StepChoice
                            in.starts, count,        nullptr, -1,     adapters,
                            num_adapters, ends.taps, tapped ? ends.num_taps : 0, result.hidden,
                            step.tables.state_blocks ? in.state_blocks : nullptr, in.num_computed};
-  // Of a step that fails some layers' states are ahead of others'.
+  // If a step fails, the states of some layers are ahead of others.
   const auto set_state_tokens = [&](bool done) {
     for (int64_t i = 0; step.tables.state_blocks && i < count; i++)
       step.tables.state_tokens[in.state_blocks[i]] = done ? in.num_computed[i] + 1 : -1;
@@ -353,12 +354,12 @@ extern "C" void* quire_step_new(const StepEnds* ends, const StepTables* tables) 
 
 extern "C" void quire_step_free(void* step) { delete static_cast<Step*>(step); }
 
-// Row i has drafts[i] drafts behind its newest token; drafts null: none has any. Of each of its tokens
-// result.out gets the one that follows, or -1 where its logits are no numbers to choose by; choice:
-// null for the likeliest of each. Drafts that are what follows hold, and counts go on by those and
-// one token more. Of the rows behind the first `chosen`, result.open gets the logits of each token,
-// and only what is computed goes on. result.hidden gets what the head took, of all tokens,
-// or what the taps' layers began with.
+// Row i has drafts[i] drafts after its newest token; null drafts for none. For each of its tokens
+// result.out receives the next one, or -1 for broken logits (NaN, or no finite maximum); null choice
+// for the most likely ones. Drafts that equal the next token are accepted, and counts advance by
+// those plus one. For the rows after the first `chosen`, result.open receives the logits of each
+// token, and only num_computed advances. result.hidden receives the output layer's inputs of all
+// tokens, or the inputs of the taps' layers.
 extern "C" int quire_step_run(const void* step, const int64_t* rows, const int64_t* drafts,
                               int64_t count, int64_t chosen, const StepChoice* choice,
                               const StepResult* result, const LoraGroup* adapters,

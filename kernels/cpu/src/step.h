@@ -1,4 +1,4 @@
-// What a decode step is given.
+// The contents of a decode step.
 #pragma once
 
 #include "decoder.h"

@@ -1,12 +1,12 @@
-// One float vector of W lanes for each instruction set; kernels are written against this alone.
+// A float vector of W lanes for each instruction set; kernels use only this interface.
 //
-// vmax and vmin of NaN and a number give the second one, in each instruction set: what may be NaN, and
-// is to stay so, comes second. To int8 stores round, to the nearest and of two the even one; values
-// must lie within -127 to 127.
+// vmax and vmin of NaN and a number return the second operand, in each instruction set, so a value
+// whose NaN must survive comes second. Stores to int8 round to nearest even; values must be within
+// -127 to 127.
 //
 // The build's -march flags choose: 16 lanes with AVX-512, 8 with AVX2, 4 elsewhere (GCC lowers its
-// vector extension to SSE2 or NEON). Values stored as bf16, f16, int8 or in 8-bit floats are float32 in
-// registers.
+// vector extension to SSE2 or NEON). Values stored as bf16, f16, int8 or 8-bit floats are float32
+// in registers.
 #pragma once
 
 #include <cmath>
@@ -33,8 +33,8 @@ struct bf16 {
 struct f16 {
   uint16_t bits;
 };
-// Floats of 8 bits: a sign, an exponent, MANTISSA bits. e4m3 is the finite kind, up to 448, whose NaN has
-// all bits set; e5m2 is float16's first byte.
+// Floats of 8 bits: a sign, an exponent, MANTISSA bits. e4m3 is the finite variant, up to 448,
+// whose NaN has all bits set; e5m2 is the upper byte of float16.
 template <int MANTISSA>
 struct float8 {
   uint8_t bits;
@@ -61,7 +61,7 @@ QUIRE_INLINE float to_float(f16 x) {
 }
 
 QUIRE_INLINE float to_float(e5m2 x) { return to_float(f16{static_cast<uint16_t>(x.bits << 8)}); }
-// The bits of e4m3, moved up, are a float16 that is 2^8 times too small.
+// The shifted bits of e4m3 are a float16 that is 2^8 times too small.
 QUIRE_INLINE float to_float(e4m3 x) {
   const uint16_t size = x.bits & 0x7f, sign = x.bits & 0x80;
   if (size == 0x7f) return NAN;
@@ -81,12 +81,12 @@ QUIRE_INLINE f16 from_float<f16>(float x) {
   std::memcpy(&out.bits, &half, 2);
   return out;
 }
-// |x| of at most 127.
+// x| must be at most 127.
 template <>
 QUIRE_INLINE int8_t from_float<int8_t>(float x) {
   return static_cast<int8_t>(std::nearbyint(x));
 }
-// Rounds to the nearest, of two to the even one; what is too large becomes the largest value.
+// Rounds to nearest even; values that are too large become the largest one.
 template <int MANTISSA>
 QUIRE_INLINE float8<MANTISSA> to_float8(float x) {
   constexpr int kDropped = 23 - MANTISSA, kLowest = MANTISSA == 3 ? -6 : -14;
@@ -96,7 +96,7 @@ QUIRE_INLINE float8<MANTISSA> to_float8(float x) {
   std::memcpy(&sign, &x, 4);
   uint32_t code = (bits + (1u << (kDropped - 1)) - 1 + (bits >> kDropped & 1)) >> kDropped;
   code -= (127 + kLowest - 1) << MANTISSA;
-  // Below 2^kLowest values have a fixed step, and the first normal code follows their last one.
+  // Below 2^kLowest the step is fixed, and the first normal code follows the last subnormal one.
   if (size < std::ldexp(1.0f, kLowest)) {
     code = static_cast<uint32_t>(std::nearbyint(size * std::ldexp(1.0f, MANTISSA - kLowest)));
   }
@@ -136,17 +136,17 @@ QUIRE_INLINE bf16 from_float<bf16>(float x) {
 
 namespace quire {
 
-// Columns of a panel, what all the products work on: two vectors.
+// Columns of a panel for all products: two vectors.
 constexpr int NR = 2 * W;
 
 // ---- functions in terms of the above ------------------------------------------------------------
 
 // e^x to 2 units in the last place; 0 below -87.33 (and for -inf), so that masked scores vanish;
-// from 88 on e^88; NaN of NaN.
+// e^88 from 88 on; NaN for NaN.
 QUIRE_INLINE vf vexp(vf x) {
   const vf low = vset(-87.33f);
-  const vf clamped = vmin(vset(88.0f), vmax(low, x));  // in this order NaN stays
-  // Adding 1.5 * 2^23 leaves a whole number, which stands in the sum's last bits too.
+  const vf clamped = vmin(vset(88.0f), vmax(low, x));  // this order preserves NaN
+  // Adding 1.5 * 2^23 rounds to a whole number, which is also in the sum's last bits.
   const vf magic = vset(12582912.0f);
   const vf shifted = vfma(clamped, vset(1.44269504088896341f), magic);
   const vf n = shifted - magic;
@@ -179,7 +179,7 @@ QUIRE_INLINE vf verf(vf x) {
   return vcopysign(vset(1.0f) - p * t * vexp(vset(0.0f) - x * x), x);
 }
 
-// Calls body(i, n) for i = 0, W, 2W, ...: n lanes are in range, n = W but for the last call.
+// Calls body(i, n) for i = 0, W, 2W, ...: n lanes are in range, n = W except in the last call.
 template <class F>
 QUIRE_INLINE void for_lanes(int64_t count, F&& body) {
   int64_t i = 0;
@@ -200,7 +200,7 @@ QUIRE_INLINE void vstore_some(T* p, vf x, int n) {
   }
 }
 
-// Whether no value is NaN or infinite: maxima overlook NaN.
+// Whether no value is NaN or infinite: maxima ignore NaN.
 inline bool all_finite(const float* x, int64_t count) {
   vf off = vset(0.0f);
   for_lanes(count, [&](int64_t i, int n) { off = vfma(vload_some(x + i, n), vset(0.0f), off); });

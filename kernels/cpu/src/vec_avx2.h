@@ -37,14 +37,15 @@ QUIRE_INLINE vf vload_even(const uint32_t* p) {
   return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_loadu_si256((const __m256i*)p), 16));
 }
 QUIRE_INLINE vf vload_odd(const uint32_t* p) {
-  // A zero made on the spot costs nothing; a mask kept in a register would cost a sum its place.
+  // Creating a zero costs nothing, while a mask in a register would take that of a sum.
   __m256i zero;
   asm volatile("vpxor %0, %0, %0" : "=x"(zero));
   return _mm256_castsi256_ps(
       _mm256_blend_epi16(zero, _mm256_loadu_si256((const __m256i*)p), 0xaa));
 }
 
-// out[u] = unit u of W rows, a lane a row: units are the 32 bits from p on, rows `stride` values apart.
+// out[u] = unit u of W rows, one row per lane; units are the 32 bits from p on, rows `stride`
+// values apart.
 template <class T>
 QUIRE_INLINE void vload_turned(const T* p, int64_t stride, vf (&out)[4]) {
   const int64_t row = stride * static_cast<int64_t>(sizeof(T));
@@ -140,7 +141,7 @@ QUIRE_INLINE vf vmin(vf a, vf b) { return _mm256_min_ps(a, b); }
 QUIRE_INLINE vf vround(vf x) {
   return _mm256_round_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
 }
-// x * 2^n for -126 <= n <= 127, which the last bits of `shifted` are too.
+// x * 2^n for -126 <= n <= 127, where n is also in the last bits of `shifted`.
 QUIRE_INLINE vf vscale2(vf x, vf, vf shifted) {
   const __m256i exponent = _mm256_slli_epi32(_mm256_castps_si256(shifted), 23);
   return x * _mm256_castsi256_ps(_mm256_add_epi32(exponent, _mm256_set1_epi32(127 << 23)));

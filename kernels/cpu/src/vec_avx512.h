@@ -36,7 +36,7 @@ QUIRE_INLINE vf vload(const float8<MANTISSA>* p) {
   return widen_float8(float8<MANTISSA>{}, _mm256_cvtepu8_epi16(_mm_loadu_si128((const __m128i*)p)));
 }
 
-// Lane i gets the first or the second one of the i-th pair of bf16.
+// Lane i gets the first or the second value of the i-th pair of bf16.
 QUIRE_INLINE vf vload_even(const uint32_t* p) {
   return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_loadu_si512(p), 16));
 }
@@ -44,7 +44,8 @@ QUIRE_INLINE vf vload_odd(const uint32_t* p) {
   return _mm512_castsi512_ps(_mm512_and_si512(_mm512_loadu_si512(p), _mm512_set1_epi32(-65536)));
 }
 
-// out[u] = unit u of W rows, a lane a row: units are the 32 bits from p on, rows `stride` values apart.
+// out[u] = unit u of W rows, one row per lane; units are the 32 bits from p on, rows `stride`
+// values apart.
 template <class T>
 QUIRE_INLINE void vload_turned(const T* p, int64_t stride, vf (&out)[4]) {
   const int64_t row = stride * static_cast<int64_t>(sizeof(T));
@@ -68,7 +69,7 @@ QUIRE_INLINE void vload_turned(const T* p, int64_t stride, vf (&out)[4]) {
   out[2] = _mm512_castpd_ps(_mm512_unpacklo_pd(b, d));
   out[3] = _mm512_castpd_ps(_mm512_unpackhi_pd(b, d));
 }
-// Value I of each unit, of those of T that it holds.
+// Value I of each unit, which contains several values of T.
 template <class T, int I>
 QUIRE_INLINE vf vunit(vf unit) {
   const __m512i bits = _mm512_castps_si512(unit);
@@ -145,7 +146,7 @@ QUIRE_INLINE vf vfma(vf a, vf b, vf c) { return _mm512_fmadd_ps(a, b, c); }
 #define QUIRE_BF16_DOT 1
 // Adds to each lane of `sum` the products of a pair of bf16.
 QUIRE_INLINE void add_pairs(vf& sum, __m512i x, __m512i b) {
-  // As an intrinsic, GCC wraps each of these into two copies of its sum.
+  // With the intrinsic, GCC adds two copies of its sum around each of these.
   asm("vdpbf16ps %2, %1, %0" : "+v"(sum) : "v"(x), "v"(b));
 }
 // Lane i: the pair of first[i] and second[i], which must be exact in bf16.

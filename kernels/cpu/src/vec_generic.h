@@ -22,7 +22,8 @@ QUIRE_INLINE vf vload_odd(const uint32_t* p) {
   return out;
 }
 
-// out[u] = unit u of W rows, a lane a row: units are the 32 bits from p on, rows `stride` values apart.
+// out[u] = unit u of W rows, one row per lane; units are the 32 bits from p on, rows `stride`
+// values apart.
 template <class T>
 QUIRE_INLINE void vload_turned(const T* p, int64_t stride, vf (&out)[4]) {
   typedef int32_t vi __attribute__((vector_size(16)));
@@ -75,12 +76,12 @@ QUIRE_INLINE vf vmax(vf a, vf b) {
 QUIRE_INLINE vf vmin(vf a, vf b) {
   return each([&](int i) { return a[i] < b[i] ? a[i] : b[i]; });
 }
-// Adding 1.5 * 2^23 leaves no bits behind the point; good for |x| < 2^22, all that vexp needs.
+// Adding 1.5 * 2^23 rounds to a whole number; valid for |x| < 2^22, which suffices for vexp.
 QUIRE_INLINE vf vround(vf x) {
   const vf magic = vset(12582912.0f);
   return (x + magic) - magic;
 }
-// x * 2^n for -126 <= n <= 127, which the last bits of `shifted` are too.
+// x * 2^n for -126 <= n <= 127, where n is also in the last bits of `shifted`.
 QUIRE_INLINE vf vscale2(vf x, vf, vf shifted) {
   return each([&](int i) {
     const float last = shifted[i];

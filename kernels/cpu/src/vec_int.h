@@ -1,8 +1,8 @@
-// Dot products of weights and signed activations in bytes, four at a time into 32-bit lanes, or, where
-// no instruction does that, two at a time.
+// Dot products of weights and signed activations in bytes, four at a time into 32-bit lanes, or two
+// at a time on CPUs without an instruction for four.
 //
-// int4 weights are unsigned nibbles. int8 weights are stored with an offset, kInt8Offset, that makes
-// them unsigned where the instructions want them so.
+// int4 weights are unsigned nibbles. int8 weights are stored with an offset, kInt8Offset, which
+// makes them unsigned where the instructions require it.
 #pragma once
 
 #include "vec.h"
@@ -40,7 +40,7 @@ QUIRE_INLINE Nibbles load_nibbles(const char* p) {
 }
 QUIRE_INLINE Quad load_quad(const uint32_t* p) { return _mm512_set1_epi32(int(*p)); }
 QUIRE_INLINE vi vdot(vi sum, Bytes b, Quad x) {
-  // As an intrinsic, GCC wraps each of these into two copies of its sum.
+  // With the intrinsic, GCC adds two copies of its sum around each of these.
   asm("vpdpbusd %2, %1, %0" : "+v"(sum) : "v"(b), "v"(x));
   return sum;
 }
@@ -72,10 +72,10 @@ QUIRE_INLINE vi vdot_small(vi sum, Nibbles b, Quad low, Quad high) {
 
 #elif defined(QUIRE_AVX512) || defined(QUIRE_AVX2)
 
-// Nothing multiplies bytes exactly here: the sum of two products of an unsigned and a signed byte
-// doesn't fit the 16 bits it gets. So int8 weights are widened and multiplied as pairs of 16 bits, as
-// many multiplications as with bytes that are made to fit, and no other instructions than additions.
-// Nibbles fit, a few of them.
+// There is no exact product of bytes here: the sum of two products of an unsigned and a signed byte
+// overflows its 16 bits. So int8 weights are widened and multiplied as pairs of 16 bits. This takes
+// as many multiplications as bytes that are made to fit, and otherwise only additions. Nibbles fit,
+// a few of them.
 #define QUIRE_PAIRS 1
 constexpr int kInt8Offset = 0;
 using Bytes = vi;
@@ -113,7 +113,8 @@ QUIRE_INLINE vi vdot(vi sum, Bytes b, Quad x) {
 }
 QUIRE_INLINE vi widen(vi sum, vi words) { return vdot(sum, words, _mm256_set1_epi16(1)); }
 #endif
-// Values of k whose products with nibbles are added up in words: 8 sums of two, 8 * 2 * 15 * 127 < 2^15.
+// Values of k whose products with nibbles are summed in words: 8 sums of two, 8 * 2 * 15 * 127 <
+// 2^15.
 constexpr int64_t kNibbleRun = 32;
 
 #else
@@ -162,7 +163,7 @@ QUIRE_INLINE vi vdot_small(vi sum, LookedUp b, Quad low, Quad high) {
 QUIRE_INLINE vi repeat16(const uint8_t* p) {
   return _mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i*)p));
 }
-// Entries of a table of 16 bytes.
+// Looks up entries of a table of 16 bytes.
 QUIRE_INLINE Nibbles look_up(Nibbles codes, const uint8_t* table) {
   const vi entries = repeat16(table);
   return {_mm512_shuffle_epi8(entries, codes.low), _mm512_shuffle_epi8(entries, codes.high)};
@@ -177,7 +178,7 @@ QUIRE_INLINE Nibbles look_up(Nibbles codes, const uint8_t* table) {
 }
 #endif
 
-// Values of k in one 32-bit unit of x that meets int8 weights: bytes, or words to go with pairs.
+// Values of k in one 32-bit unit of x for int8 weights: bytes, or words for pairs.
 #ifdef QUIRE_PAIRS
 constexpr int kInt8Unit = 2;
 #else
@@ -186,7 +187,7 @@ constexpr int kInt8Unit = 4;
 
 // sums of one row += x at `a` times two vectors of weights.
 #if defined(QUIRE_PAIRS) && defined(QUIRE_AVX2)
-// Sums take all registers but four: left to itself, GCC multiplies ahead and runs out of them.
+// Sums take all registers but four: otherwise GCC multiplies ahead and runs out of registers.
 QUIRE_INLINE void dot_row(vi (&sums)[2], Bytes b0, Bytes b1, const uint32_t* a) {
   vi x, y;
   asm volatile(

@@ -1,13 +1,13 @@
-// Weights of 4 and 8 bits as words of 16: entries of a table, and floats of 8 bits. Pairs of them meet
-// pairs of words of x; or, of a table where four bytes are multiplied at a time, high and low bytes of
-// four words meet four bytes of x by themselves.
+// Weights of 4 and 8 bits as 16-bit words: table entries, and 8-bit floats. Pairs of them are
+// multiplied by pairs of words of x. If four bytes can be multiplied at a time, the high and the
+// low bytes of four table entries are multiplied by four bytes of x separately.
 #pragma once
 
 #include "vec_int.h"
 
 namespace quire {
 
-// Where pairs of bf16 are multiplied and 128 bytes looked up, floats of 8 bits go that way, see
+// CPUs that multiply pairs of bf16 and look up 128 bytes convert 8-bit floats in another way, see
 // linear_float8.cpp.
 #if defined(QUIRE_AVX512) && defined(__AVX512BF16__) && defined(__AVX512VBMI__)
 #define QUIRE_FLOAT8_PAIRS 1
@@ -20,10 +20,10 @@ constexpr float kFloat8Step = 0x1p-5f;
 #define QUIRE_PLANES 1
 #endif
 
-// Floats of 8 bits, e4m3, as multiples of 2^-5: those from 0.25 on exactly, smaller ones rounded to the
-// nearest, by 2^-6 at most, which is 2^-14.8 of the largest. A code's last four bits (one of the exponent,
-// three of the mantissa) give one factor, 4 * 2^8 of which meets the other one, of its sign and the
-// exponent's first three bits, in a product of which the upper 17 bits are kept, rounded.
+// Floats of 8 bits, e4m3, as multiples of 2^-5: exact from 0.25 on, smaller ones rounded to
+// nearest, by at most 2^-6, which is 2^-14.8 of the largest. A code's last four bits (one of the
+// exponent, three of the mantissa) give one factor, times 4 * 2^8. The sign and the exponent's
+// first three bits give the other one. The product's upper 17 bits are used, rounded.
 alignas(16) constexpr uint8_t kParts[16] = {32, 36, 40, 44, 48, 52,  56,  60,
                                             64, 72, 80, 88, 96, 104, 112, 120};
 alignas(16) constexpr uint8_t kFactors[32] = {
@@ -36,7 +36,7 @@ inline int16_t word_of(uint8_t code) {
   return static_cast<int16_t>((kParts[code & 15] * 256 * factor + (1 << 14)) >> 15);
 }
 
-// What the kernels take a code for, in parts of kFloat8Step.
+// The kernels' value of a code, in units of kFloat8Step.
 inline float float8_of(uint8_t code) {
 #ifdef QUIRE_FLOAT8_PAIRS
   const int exponent = code >> 3 & 15, mantissa = code & 7;
@@ -48,7 +48,7 @@ inline float float8_of(uint8_t code) {
 #endif
 }
 
-// The few instructions that the loads need, by both widths.
+// The few instructions for loads, for both widths.
 #if defined(QUIRE_AVX512)
 QUIRE_INLINE vi vload_codes(const char* p) { return _mm512_loadu_si512(p); }
 QUIRE_INLINE void vstore_codes(char* p, vi x) { _mm512_storeu_si512(p, x); }
@@ -94,13 +94,13 @@ QUIRE_INLINE Entries load_table(const uint8_t* p) { return {repeat16(p), repeat1
 QUIRE_INLINE Float8 load_float8_tables() { return {repeat16(kParts), load_table(kFactors)}; }
 QUIRE_INLINE Words load_words(const char* p) { return vload_codes(p); }
 QUIRE_INLINE void store_words(char* p, Words words) { vstore_codes(p, words); }
-// Pair `pair` of four: entries of 16 bits for two k of each column.
+// Pair `pair` of four: 16-bit entries for two k of each column.
 QUIRE_INLINE Words load_entries(const char* p, int pair, const Entries& table) {
   const vi both = vload_codes(p), codes = pair < 2 ? vnibbles_low(both) : vnibbles_high(both);
   const vi low = vpick_bytes(table.low, codes), high = vpick_bytes(table.high, codes);
   return pair % 2 ? vpairs_last(low, high) : vpairs_first(low, high);
 }
-// Two k of each column, the first two of four or the others: see word_of.
+// Two k of each column, the first or the last two of four: see word_of.
 QUIRE_INLINE Words load_float8(const char* p, int pair, const Float8& tables) {
   const vi codes = vload_codes(p), starts = vnibbles_high(codes), zero = vset_int(0);
   const vi parts = vpick_bytes(tables.parts, vnibbles_low(codes));
@@ -149,7 +149,7 @@ QUIRE_INLINE vi vdot_words(vi sum, const Words& b, uint32_t x) {
 #endif
 
 #ifdef QUIRE_PLANES
-// Bytes of entries: low ones as they are, high ones 128 more than they are, so that both are unsigned.
+// Bytes of entries: the low ones unchanged, the high ones plus 128, so that both are unsigned.
 QUIRE_INLINE Entries load_planes(const uint8_t* p) {
   return {repeat16(p), repeat16(p + 16) ^ vset_int(int(0x80808080))};
 }

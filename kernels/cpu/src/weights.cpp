@@ -12,21 +12,21 @@ namespace quire {
 namespace {
 
 constexpr int64_t kPage = kHugePage;
-// What is mapped at a time; only what is written takes memory.
+// Bytes that are mapped at a time; only written pages take memory.
 constexpr int64_t kRegion = 64 << 20;
-// Less than this isn't worth a place among the matrices.
+// Smaller allocations don't use the regions.
 constexpr int64_t kLeast = 64 << 10;
 
 struct Region {
   char* base;
   int64_t bytes, used;
-  int64_t pieces;  // that are still taken
+  int64_t pieces;  // number of allocated pieces
 
   bool holds(const char* p) const { return p >= base && p < base + bytes; }
 };
 
 std::mutex mutex;
-// Never destroyed: weights may outlive what is.
+// Never destroyed: weights may outlive static objects.
 std::vector<Region>& regions() {
   static auto* all = new std::vector<Region>;
   return *all;
@@ -34,7 +34,7 @@ std::vector<Region>& regions() {
 
 int64_t round_up(int64_t x, int64_t to) { return (x + to - 1) / to * to; }
 
-// Mapped with room to spare, whose ends are given back; null where the system refuses.
+// Maps more than needed and unmaps the ends, for alignment; null if the system refuses.
 char* map_pages(int64_t bytes) {
   void* found = mmap(nullptr, bytes + kPage, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS,
                      -1, 0);
@@ -49,7 +49,7 @@ char* map_pages(int64_t bytes) {
   return start + before;
 }
 
-// The region that has room for `bytes`: the latest or a new one.
+// The region with room for `bytes`: the latest or a new one.
 Region& region_for(int64_t bytes) {
   auto& all = regions();
   if (!all.empty() && all.back().bytes - all.back().used >= bytes) return all.back();
@@ -61,7 +61,7 @@ Region& region_for(int64_t bytes) {
   return all.back();
 }
 
-// Pages that lie wholly within [data, data + bytes).
+// Returns the pages entirely within [data, data + bytes) to the system.
 void drop_pages(char* data, int64_t bytes) {
   const int64_t before = -reinterpret_cast<intptr_t>(data) & (kPage - 1);
   const int64_t whole = (bytes - before) / kPage * kPage;
