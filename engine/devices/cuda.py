@@ -48,7 +48,7 @@ _MAX_ADAPTERS, _MAX_RANK = 256, 256
 _PART, _MAX_BYTES = 32, 4 * GIB
 """A GPU's memory for adapters: one part of so many, at most so many bytes."""
 _STATES_PART = 4
-"""Of the memory that weights leave free, one part of so many is for states: as on a CPU."""
+"""Of the memory that weights leave, one part of so many is for states: as on a CPU."""
 _MIN_CAPABILITY = (8, 0)
 """Minimum compute capability of NVIDIA's GPUs: older ones don't multiply bfloat16."""
 
@@ -185,11 +185,14 @@ class CudaDevice(Device):
         if (draft := need.draft) is not None:
             draft_memory = self._profile(draft, is_draft=True)
             self._graph_bytes[True] = draft_memory.graphs
-            peak, graphs = max(memory.peak, draft_memory.peak), memory.graphs + draft_memory.graphs
+            graphs, states = memory.graphs + draft_memory.graphs, 0
+            if (group := draft.layout.state_group) is not None:  # they were there while it ran
+                states = group.num_blocks * getattr(draft.loaded.spec, "state_bytes", 0)
+            peak = max(memory.peak, draft_memory.peak - states)
             memory = replace(memory, peak=peak, graphs=graphs)
             draft_block_bytes = draft.bytes_per_token * size
             block += min(block // DRAFT_CACHE_DIVISOR, draft_block_bytes)
-            reserved_bytes += draft.blocks_per_sequence * draft_block_bytes
+            reserved_bytes += draft.blocks_per_sequence * draft_block_bytes + states
         return num_gpu_blocks(
             memory,
             config.gpu_memory_utilization,
@@ -202,7 +205,9 @@ class CudaDevice(Device):
     @functools.cached_property
     def _state_space(self) -> int:
         """Bytes for states, half of them for checkpoints; measured before there is a cache."""
-        return AcceleratorMeter(self.torch_device).device()[0] // _STATES_PART
+        free, total = AcceleratorMeter(self.torch_device).device()
+        remaining = free - int(total * (1 - self.config.gpu_memory_utilization))
+        return max(0, remaining) // _STATES_PART
 
     def max_states(self, state_bytes: int) -> int:
         """See `Device`."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -211,11 +212,11 @@ def test_a_gpu_leaves_a_draft_model_its_cache(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(device, "_profile", profile)
 
     class Layout:
-        groups = (0,)
+        groups, state_group = (0,), None
 
     def need(per_token: int, draft: CacheRequirements | None = None) -> CacheRequirements:
-        longest = GIB // (16 << 16)
-        return CacheRequirements(None, torch.bfloat16, Layout(), per_token, longest, 1, draft)  # type: ignore[arg-type]
+        longest, loaded = GIB // (16 << 16), SimpleNamespace(spec=None)
+        return CacheRequirements(loaded, torch.bfloat16, Layout(), per_token, longest, 1, draft)  # type: ignore[arg-type]
 
     isolated = device.num_blocks(need(1 << 18))
     assert isolated == 10 * GIB // (16 << 18)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,6 +18,8 @@ from engine.contract.errors import ConfigError
 from engine.devices import cuda as slotted_adapters
 from engine.devices.accelerator import AcceleratorMeter
 from engine.devices.cuda import CudaDevice, LoraSlotAllocator
+from engine.devices.device import CacheRequirements
+from engine.kv_cache.kv_cache_config import single_group_config
 from engine.worker.gpu.memory import MemoryProfile, graph_bytes, num_gpu_blocks
 from engine.worker.gpu.setup import SAMPLING_COPIES, capture, profile
 from tests.engine.models import make_model
@@ -188,3 +191,33 @@ def test_a_gpu_keeps_memory_for_adapters_and_their_table(monkeypatch: pytest.Mon
     off = loaded()
     assert device.prepare_adapters(off) == ""
     assert off.model.arguments == []
+
+
+def test_states_take_their_part_of_what_a_gpu_may_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of a draft model lie beside those of the model, which alone are sized by it."""
+    config = EngineConfig(model="m", gpu_memory_utilization=0.5, enable_lora=False)
+    layout, free = single_group_config(1), 50 * GIB
+
+    def gpu() -> CudaDevice:
+        device = object.__new__(CudaDevice)
+        device.config, device._adapters = config, LoraSlotAllocator(config)
+        device.kernels = SimpleNamespace(device=torch.device("cpu"))
+        return device
+
+    def profile(need: CacheRequirements, *, is_draft: bool = False) -> MemoryProfile:
+        return MemoryProfile(total=80 * GIB, other=0, peak=(29 if is_draft else 28) * GIB)
+
+    def need(layout: Any, draft: CacheRequirements | None = None) -> CacheRequirements:
+        loaded: Any = SimpleNamespace(spec=SimpleNamespace(state_bytes=GIB // 2))
+        return CacheRequirements(loaded, torch.bfloat16, layout, 1 << 16, 1 << 14, 1, draft)
+
+    monkeypatch.setattr(AcceleratorMeter, "device", lambda self: (free, 80 * GIB))
+    device = gpu()
+    monkeypatch.setattr(device, "_profile", profile)
+    assert device.max_states(GIB // 64) == device.max_checkpoints(GIB // 64) == 80
+    assert device.num_blocks(need(layout)) == int(9.5 * GIB) >> 20
+    draft = replace(need(layout.with_states(4)), bytes_per_token=0, blocks_per_sequence=0)
+    assert device.num_blocks(need(layout, draft)) == int(7.5 * GIB) >> 20
+    free = 30 * GIB
+    full = gpu()
+    assert (full.max_states(1), full.max_checkpoints(1)) == (1, 0)
