@@ -85,10 +85,13 @@ def _store_digest(path: Path, digest: str) -> None:
 
 #: The layer types whose rotary parameters the settings change.
 _FULL = "full_attention"
+#: Of a rotary embedding, what says which parts of a head and of a position it rotates.
+_NOT_SCALING = ("partial_rotary_factor", "mrope_section", "mrope_interleaved")
 
 
 def apply_overrides(raw: dict[str, Any], config: EngineConfig) -> dict[str, Any]:
-    """Return `raw` with `hf_overrides`, then `rope_scaling` and `rope_theta` applied.
+    """Return `raw` with `hf_overrides`, then `rope_scaling` and `rope_theta` applied: to the text
+    part, if the model has others too.
 
     If layer types have different rotary embeddings, `rope_scaling` and `rope_theta` change that of
     full attention; layers with a window keep theirs.
@@ -96,17 +99,23 @@ def apply_overrides(raw: dict[str, Any], config: EngineConfig) -> dict[str, Any]
     raw = _merged(raw, config.hf_overrides or {})
     if config.rope_scaling is None and config.rope_theta is None:
         return raw
+    text = raw.get("text_config")
+    if isinstance(text, dict):
+        return {**raw, "text_config": _with_rope(text, config)}
+    return _with_rope(raw, config)
+
+
+def _with_rope(raw: dict[str, Any], config: EngineConfig) -> dict[str, Any]:
+    """Return `raw` with `rope_scaling` and `rope_theta` applied."""
     rope_parameters = raw.get("rope_parameters") or {}
     nested = isinstance(rope_parameters.get(_FULL), dict)
     current = rope_parameters[_FULL] if nested else rope_parameters
     # The older names, if this config.json has those.
     base = current.get("rope_theta") or raw.get("rope_theta")
-    scaling = dict(current)
+    scaling = dict(current or raw.get("rope_scaling") or {})
     if config.rope_scaling is not None:
-        share = current.get("partial_rotary_factor")
-        scaling = {**config.rope_scaling, **({"partial_rotary_factor": share} if share else {})}
-    elif not current:
-        scaling = dict(raw.get("rope_scaling") or {})
+        retained = {name: scaling[name] for name in _NOT_SCALING if scaling.get(name)}
+        scaling = {**config.rope_scaling, **retained}
     theta = config.rope_theta if config.rope_theta is not None else base
     if theta is not None:
         scaling["rope_theta"] = theta

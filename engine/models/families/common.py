@@ -114,6 +114,12 @@ def common_fields(name: str, config: Config) -> dict[str, Any]:
     }
 
 
+def shared_fields(config: Config) -> Config:
+    """Return the fields that a model with several parts has once, whatever its text part says."""
+    names = ("dtype", "torch_dtype", "eos_token_id", "tie_word_embeddings")
+    return {name: config[name] for name in names if config.get(name) is not None}
+
+
 def head_size(config: Config) -> int:
     """Return the size of an attention head."""
     heads = int(config["num_attention_heads"])

@@ -15,6 +15,7 @@ from engine.models.families.common import (
     head_size,
     refuse,
     rotary_dim,
+    shared_fields,
     size_field,
     window_everywhere,
     windows_by_type,
@@ -129,7 +130,7 @@ def _gemma3n_names(config: Config) -> Config:
     """Replace fields by those of `text_config`, if there is one, and a list of equal MLP sizes by
     the size. Raises `BadModelConfig` for different sizes.
     """
-    config = {**config, **(config.get("text_config") or {})}
+    config = {**config, **(config.get("text_config") or {}), **shared_fields(config)}
     sizes = config.get("intermediate_size")
     if not isinstance(sizes, list):
         return config

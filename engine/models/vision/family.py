@@ -13,7 +13,7 @@ from torch import Tensor
 from engine.contract.errors import InvalidRequest, ModelLoadError
 from engine.models.decoder import NativeDecoder
 from engine.models.decoder_spec import DecoderSpec, WeightNames
-from engine.models.families.common import ACTIVATIONS, Config
+from engine.models.families.common import ACTIVATIONS, Config, shared_fields
 from engine.models.layers.moe import Weights
 from engine.models.vision.adapters import AdaptableEncoder, EncoderLoader
 from engine.models.vision.tower import VisionSpec
@@ -107,10 +107,7 @@ class VisionFamily(ABC):
                 param="text_config",
             )
         text["architectures"] = [architecture]
-        for name in ("dtype", "torch_dtype", "eos_token_id", "tie_word_embeddings"):
-            if self.config.get(name) is not None:
-                text[name] = self.config[name]
-        return text
+        return text | shared_fields(self.config)
 
 
 class VisionDecoder(NativeDecoder):

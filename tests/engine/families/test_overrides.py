@@ -98,6 +98,29 @@ def test_how_much_of_a_head_is_rotated_stays() -> None:
     assert rope.dim == 8
 
 
+def test_of_a_model_with_several_parts_the_text_part_is_rotated() -> None:
+    """What is no scaling stays, such as which of three positions rotates what."""
+    setting = EngineConfig(model="m", rope_scaling=LINEAR, rope_theta=2e4)
+    for stored in (
+        {"rope_scaling": {"type": "mrope", "mrope_section": [2, 3, 3]}, "rope_theta": 1e4},
+        {"rope_parameters": {"rope_type": "default", "mrope_section": [2, 3, 3]}},
+    ):
+        raw = config("Qwen2ForCausalLM", head_dim=16, **stored)
+        larger = apply_overrides({"model_type": "qwen2_vl", "text_config": raw}, setting)
+        rope = decoder_spec(larger["text_config"]).rope
+        assert rope is not None
+        assert (rope.theta, rope.kind, rope.params["factor"]) == (2e4, "linear", 4.0)
+        assert rope.planes
+
+
+def test_what_a_model_has_once_is_not_its_text_parts() -> None:
+    text = config("Gemma3nForCausalLM", **RECIPES["gemma3n"], eos_token_id=1)
+    larger = {
+        "architectures": text["architectures"], "text_config": text, "eos_token_id": [1, 106],
+    }  # fmt: skip
+    assert decoder_spec(larger).eos_token_ids == (1, 106)
+
+
 def test_hf_overrides_reach_into_objects() -> None:
     raw = {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4}}
     overrides = {"rope_parameters": {"rope_theta": 3e4}, "num_hidden_layers": 5}
