@@ -82,6 +82,17 @@ def test_tokens_of_adapted_experts_are_the_cpus(
     assert len(slots) == 1
 
 
+def test_tokens_of_adapted_layers_with_states_are_the_cpus(
+    tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    model = checkpoint("lfm2", tmp_path / "model")
+    targets = ["in_proj", "out_proj", "w1", "q_proj"]
+    adapter = make_adapter(model, tmp_path / "adapter", target_modules=targets)
+    expected = tokens(model, adapter)
+    request.getfixturevalue("by_slots")
+    assert tokens(model, adapter) == expected
+
+
 def test_tokens_that_an_adapter_brings_are_the_cpus(
     tmp_path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
