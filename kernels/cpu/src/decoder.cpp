@@ -22,8 +22,7 @@ struct Run {
   float* qkv;         // [tokens, qkv_width]
   float* attention;   // [tokens, q_width]
   float *gated, *inner;  // [kMlpRows, 2 inner], [kMlpRows, inner]
-  float* other;       // [tokens, hidden]: attention's output in a parallel layer, or the experts'
-                      // output
+  float* other;       // [tokens, hidden]: attention in a parallel layer, or the experts' output
   float *projected, *convolved, *scanned;  // [tokens, ..] of a state's products
   float *kept_x, *kept_residual, *kept_attention;  // of the rows that are needed
   const LoraGroup* adapters;  // of the current rows: first all tokens, then those kept

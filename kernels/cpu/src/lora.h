@@ -33,8 +33,8 @@ struct LoraTask {
 
 // Intermediate results of a use's rows.
 struct LoraBetween {
-  float* h;      // pairs: [count, the next even number above rank], h rounded
-  bf16* h_half;  // pairs: [count, rank rounded up to pairs], h rounded
+  float* h;      // [count, rank]
+  bf16* h_half;  // pairs: [count, the next even number above rank], h rounded
 };
 
 // Adapters of one linear layer, applied during its product: first h of all rows, while x is loaded,

@@ -10,7 +10,7 @@ namespace quire {
 
 enum NormKind : int64_t { kRms = 0, kLayer = 1, kNoNorm = 2 };
 
-// out = norm(x) * weight. add_rms_norm first adds x to `residual`, which it norms; it isn't null.
+// out = norm(x) * weight. add_rms_norm first adds x to `residual`, and norms the sum.
 void rms_norm(float* out, const float* x, const float* weight, int64_t rows, int64_t width,
               float eps, int threads);
 void add_rms_norm(float* out, const float* x, float* residual, const float* weight, int64_t rows,

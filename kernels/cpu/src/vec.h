@@ -81,7 +81,7 @@ QUIRE_INLINE f16 from_float<f16>(float x) {
   std::memcpy(&out.bits, &half, 2);
   return out;
 }
-// x| must be at most 127.
+// |x| must be at most 127.
 template <>
 QUIRE_INLINE int8_t from_float<int8_t>(float x) {
   return static_cast<int8_t>(std::nearbyint(x));

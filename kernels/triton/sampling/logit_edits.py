@@ -88,7 +88,7 @@ def penalise_kernel(
     logits, rows, slots, lengths, repetition, frequency, presence, ids, counts, capacity,
     VOCAB: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Grid (penalised rows, blocks of a slot)."""
+    """Grid (penalized rows, blocks of a slot)."""
     index = tl.program_id(0)
     offsets = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = offsets < tl.load(lengths + index)
