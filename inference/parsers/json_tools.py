@@ -115,6 +115,8 @@ class ObjectListParser(ToolCallParser):
             self._buffer, self._depth = rest[1:], self._depth - 1
             if self._depth > 0:
                 return True
+        elif is_prefix(rest, self.closers) and not self._is_finished:
+            return False
         elif not rest or rest.startswith(self.closers) or is_prefix(rest, self.closers):
             self._buffer = rest
         return self._goto(self._after_list)

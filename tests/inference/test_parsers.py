@@ -88,6 +88,24 @@ def test_arguments_come_before_the_call_has_ended(sample: Sample) -> None:
         assert "Köln" in arguments
 
 
+@pytest.mark.parametrize(
+    ("sample", "rest"),
+    [
+        (sample, rest)
+        for sample in SAMPLES
+        if sample.parser in ("hermes", "longcat", "jamba", "hunyuan_a13b", "internlm", "xlam")
+        for rest in ("}, <b>Hi</b>", ";\n<|im_end", "}} </t <|a", ", ```")
+    ],
+)
+def test_text_that_begins_like_a_closing_mark_is_kept_however_it_is_cut(
+    sample: Sample, rest: str
+) -> None:
+    plan = plan_of(sample.parser)
+    for end in range(len(sample.text) // 2, len(sample.text)):
+        text = sample.text[:end] + rest
+        assert shape(read(plan, list(text))) == shape(read(plan, [text])), text
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_what_is_no_call_stays_text(name: str) -> None:
     for text in NO_CALLS:
