@@ -1,8 +1,9 @@
-"""Which files of a hub repository a model needs."""
+"""Files of hub repositories: which ones a model needs, and their paths."""
 
 from __future__ import annotations
 
 from collections.abc import Collection
+from pathlib import Path
 
 from engine.contract.engine_config import EngineConfig
 
@@ -15,6 +16,16 @@ TOKENIZER_PATTERNS = ("*.json", "*.jinja", "*.model", "*.tiktoken", "*.txt")
 def is_hub_id(name: str) -> bool:
     """Whether a name that isn't an existing path has the form `owner/name`."""
     return name.count("/") == 1 and not name.startswith((".", "/", "~"))
+
+
+def resolve_source(path: Path) -> Path:
+    """Return the path of a model or an adapter without links, except for a link of the hub's cache
+    to a GGUF file: it has the file's name, and its target only a hash.
+    """
+    resolved = path.resolve()
+    if path.suffix == ".gguf" != resolved.suffix:
+        return path.parent.resolve() / path.name
+    return resolved
 
 
 def file_patterns(config: EngineConfig, names: Collection[str] = ()) -> list[str]:

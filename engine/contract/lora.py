@@ -100,8 +100,9 @@ def adapter_name_of(adapter: AdapterRef | None) -> str:
 
 def snapshot_of(path: Path) -> Path:
     """Return the files' folder if `path` is a repository in the hub's cache, else `path`."""
+    main = path / "refs" / "main"
     try:
-        revision = (path / "refs" / "main").read_text().strip()
+        revision = main.read_text().strip() if main.is_file() else ""
     except (OSError, UnicodeDecodeError):
         return path
     snapshot = path / "snapshots" / revision

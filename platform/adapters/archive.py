@@ -316,7 +316,7 @@ def _blob_of(path: Path) -> Path:
     repository = path.parent.parent.parent
     if path.parent.parent.name == "snapshots" and path.is_symlink():
         target = path.resolve()
-        if target.parent == (repository / "blobs").resolve():
+        if target.parent == repository.resolve() / "blobs":
             return target
     return path
 

@@ -17,6 +17,7 @@ from adapters.archive import MAX_CONFIG_BYTES
 from catalog import hub
 from common.errors import AdapterInvalid, AdapterTooLarge
 from engine.contract.errors import InvalidRequest
+from engine.contract.hub_files import resolve_source
 from engine.contract.lora import CONFIG_FILE, WEIGHTS_FILE, snapshot_of
 
 
@@ -78,7 +79,7 @@ def _resolved(path: Path, allowed: list[Path]) -> Path:
     """
     inside = [] if path.is_absolute() else [folder / path for folder in allowed]
     existing = next((candidate for candidate in inside if candidate.exists()), path)
-    return snapshot_of(existing).resolve()
+    return resolve_source(snapshot_of(existing))
 
 
 @contextmanager

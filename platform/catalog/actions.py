@@ -16,6 +16,7 @@ from catalog.signals import served_model_changed
 from common.db import changed, save_valid
 from common.errors import Conflict
 from engine.contract.errors import InvalidRequest
+from engine.contract.hub_files import resolve_source
 from engine.contract.messages import SLEEP_LEVELS, SLEEP_TAGS
 from tenants.actors import Actor, require_operator, to_actor
 from tenants.audit import log_action
@@ -243,7 +244,7 @@ def check_source(source: str) -> str:
         raise InvalidRequest("source must be a folder or a hub id.", param="source")
     path = Path(source).expanduser()
     if path.is_file() and path.suffix == ".gguf":
-        return str(path.resolve())
+        return str(resolve_source(path))
     if path.is_dir():
         if not (path / "config.json").is_file() and not any(path.glob("*.gguf")):
             raise InvalidRequest(

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from engine.contract.errors import InvalidRequest, ModelLoadError
+from engine.contract.hub_files import resolve_source
 from engine.text.tokenizer_files import parse_object, read_text
 
 #: Maximum size of a safetensors header, by the format.
@@ -31,13 +32,18 @@ _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]*\w", re.ASCII)
 
 
 def default_name(source: str) -> str:
-    """Derive a model's name for clients: the hub id itself, or a folder's or file's last part, with
-    hyphens for what a name can't hold.
-    """
-    path = Path(source).expanduser()
-    if _HUB_ID.fullmatch(source) and not path.exists():
+    """Derive a model's name for clients: the hub id itself, or that of a path."""
+    if _HUB_ID.fullmatch(source) and not Path(source).expanduser().exists():
         return source
-    return re.sub(r"[^A-Za-z0-9._:@-]+", "-", path.resolve().name).strip("._:@-") or "model"
+    return path_name(source)
+
+
+def path_name(source: str) -> str:
+    """Derive a model's name from a folder's or file's last part, with hyphens for what a name can't
+    hold.
+    """
+    name = resolve_source(Path(source).expanduser()).name
+    return re.sub(r"[^A-Za-z0-9._:@-]+", "-", name).strip("._:@-") or "model"
 
 
 @dataclass(frozen=True)

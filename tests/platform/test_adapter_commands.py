@@ -10,10 +10,12 @@ import pytest
 from django.core.management import CommandError, call_command
 
 from adapters.models import Adapter, AdapterVersion, VersionState
+from adapters.sources import check_path
 from config.embedded_redis import StartFailed
 from config.up.first_run import Module, ensure_adapters, parse_lora_modules, still_checked
 from engine.contract.lora import LoRARequest, adapter_digest
 from tests.adapter_files import adapter_folder
+from tests.hub_cache import cache_files
 from tests.platform.adapters import ready, served
 from tests.platform.conftest import World
 
@@ -113,13 +115,7 @@ def test_the_start_waits_for_its_modules_and_ends_with_a_refused_one(
 def test_a_repository_in_the_hubs_cache_is_its_newest_adapter(world: World, tmp_path: Path) -> None:
     """As vLLM's manual names one: `models--owner--name`, links into `blobs` below it."""
     repository = tmp_path / "models--yard1--sql"
-    snapshot = repository / "snapshots" / "0a1b"
-    adapter_folder(repository / "blobs")
-    snapshot.mkdir(parents=True)
-    for blob in (repository / "blobs").iterdir():
-        (snapshot / blob.name).symlink_to(blob)
-    (repository / "refs").mkdir()
-    (repository / "refs" / "main").write_text("0a1b")
+    snapshot = cache_files(adapter_folder(tmp_path / "sql"), repository)
     expected, model = adapter_digest(snapshot), served()
     (version,) = ensure_adapters(model, [f"sql={repository}"])
     assert version.digest == expected
@@ -127,6 +123,34 @@ def test_a_repository_in_the_hubs_cache_is_its_newest_adapter(world: World, tmp_
     (repository / "refs" / "main").write_text("../blobs")
     with pytest.raises(CommandError, match=r"no file adapter_config.json"):
         ensure_adapters(model, [f"other={repository}"])
+
+
+def test_blobs_elsewhere_are_links_as_any_other(world: World, tmp_path: Path) -> None:
+    """Or who may write to a folder of adapters could have any file read."""
+    repository = tmp_path / "models--yard1--sql"
+    snapshot = cache_files(adapter_folder(tmp_path / "sql"), repository)
+    (repository / "blobs").rename(tmp_path / "secrets")
+    (repository / "blobs").symlink_to(tmp_path / "secrets")
+    with pytest.raises(CommandError, match=r"adapter_config.json can't be read"):
+        ensure_adapters(served(), [f"sql={snapshot}"])
+
+
+def test_a_gguf_file_in_the_hubs_cache_is_named_by_its_link(
+    world: World, tmp_path: Path, settings: Any
+) -> None:
+    repository = tmp_path / "models--yard1--sql"
+    (tmp_path / "files").mkdir()
+    (tmp_path / "files" / "sql.gguf").write_bytes(b"GGUF")
+    file = cache_files(tmp_path / "files", repository) / "sql.gguf"
+    model = served()
+    (version,) = ensure_adapters(model, [f"sql={file}"])
+    assert version.digest == adapter_digest(file)
+    settings.QUIRE = settings.QUIRE.replace(adapter_dirs=[repository])
+    assert check_path(str(file)) == file
+    file.unlink()
+    file.symlink_to("/etc/hostname")
+    with pytest.raises(CommandError, match=r"sql.gguf can't be read"):
+        ensure_adapters(model, [f"other={file}"])
 
 
 @pytest.mark.parametrize(

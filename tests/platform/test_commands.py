@@ -349,6 +349,8 @@ def test_a_model_is_loaded_under_its_folders_name_with_settings(world: World, fo
     run("load_model", "tiny-model")
     model.refresh_from_db()
     assert model.settings == {"max_model_len": 64, "enable_prefix_caching": False}
+    run("load_model", str(Path(folder).rename(Path(folder).with_name("AI Models"))))
+    assert ServedModel.objects.filter(name="AI-Models").exists()
 
 
 def test_what_ranks_take_is_said_and_what_cannot_fit_is_refused(

@@ -15,6 +15,7 @@ from engine.checkpoints.gguf.config import make_config
 from engine.checkpoints.gguf.file import GGUFFiles, parts_of
 from engine.checkpoints.gguf.tokenizer import eos_token_ids, make_tokenizer, tokenizer_config
 from engine.contract.errors import ModelLoadError
+from engine.contract.hub_files import resolve_source
 from engine.system.cache_folder import cache_dir, cache_entry
 
 SUFFIX = ".gguf"
@@ -48,7 +49,7 @@ def gguf_folder(path: Path, *, with_tokenizer: bool = True) -> Path:
 
     Raises `ModelLoadError` for an invalid or unsupported file.
     """
-    path = path.resolve()
+    path = resolve_source(path)
     target = cache_dir() / "gguf" / _identity(path, with_tokenizer)
     if (target / _SOURCE).exists():
         return target

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from engine.models.decoder import NativeDecoder
 from tests.engine.gguf.files import everywhere, write_gguf
 from tests.engine.models import FAMILIES, make_model
 from tests.engine.quantization.perplexity import demo_perplexity, perplexity
+from tests.hub_cache import cache_files
 
 DEMO = Path(__file__).parents[3] / "demo" / "model"
 GREEDY = SamplingParams(temperature=0, max_tokens=10, ignore_eos=True)
@@ -161,6 +163,11 @@ def test_a_model_in_parts(tmp_path: Path) -> None:
     expected = tokens(make(folder))
     for named in (tmp_path / "model", parts[0], parts[2]):
         assert tokens(make(named)) == expected
+    (tmp_path / "copy").mkdir()
+    for part in parts:
+        shutil.copy(part, tmp_path / "copy")
+    snapshot = cache_files(tmp_path / "copy", tmp_path / "models--a--tiny")
+    assert tokens(make(snapshot / parts[0].name)) == expected
     first, second = parts[0].read_bytes(), parts[1].read_bytes()
     parts[1].write_bytes(first)
     with pytest.raises(ModelLoadError, match=r"it is part 0 of 3, and not part 1 of 3"):

@@ -13,6 +13,7 @@ from adapters.models import WORKING, AdapterVersion, VersionState
 from catalog.cli import find_model
 from common.commands import ProgressBar, QuireCommand
 from common.installation import PROGRAM
+from engine.contract.hub_files import resolve_source
 from tenants.actors import CLI_ACTOR
 from tenants.cli import find_tenant
 
@@ -52,7 +53,7 @@ class Command(QuireCommand):
             "actor": CLI_ACTOR,
             "tenant": find_tenant(options["tenant"]) if options["tenant"] else None,
             "served_model": find_model(options["model"]),
-            "name": options["name"] or path.resolve().name.removesuffix(".gguf"),
+            "name": options["name"] or resolve_source(path).name.removesuffix(".gguf"),
             "description": options["description"],
             "promote": not options["no_promote"],
         }

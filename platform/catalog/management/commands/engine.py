@@ -2,13 +2,13 @@
 
 import os
 import socket
-from pathlib import Path
 from typing import Any
 
 from django.conf import settings
 from django.core.management.base import CommandParser
 
 from catalog import actions
+from catalog.checkpoint import path_name
 from catalog.cli import NAMED, parse_engine_settings
 from catalog.engine_settings import replica_command
 from catalog.models import DesiredState, ServedModel
@@ -81,7 +81,7 @@ class Command(QuireCommand):
         name = options["name"] or argument
         served_model = ServedModel.objects.filter(name=name).first()
         if served_model is None and options["name"] is None:
-            name = Path(argument).resolve().name
+            name = path_name(argument)
             served_model = ServedModel.objects.filter(name=name).first()
         idle_minutes = options["idle_minutes"]
         if served_model is not None and served_model.desired_state == DesiredState.LOADED:

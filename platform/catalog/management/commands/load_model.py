@@ -1,12 +1,12 @@
 """`manage.py load_model PATH_OR_HUB_ID --name NAME`."""
 
-from pathlib import Path
 from typing import Any
 
 from django.core.management.base import CommandParser
 from django.db import transaction
 
 from catalog import actions
+from catalog.checkpoint import path_name
 from catalog.cli import NAMED, parse_engine_settings
 from catalog.memory_plan import plan_memory
 from catalog.models import ServedModel
@@ -100,7 +100,7 @@ class Command(QuireCommand):
         is_registered = ServedModel.objects.filter(name=source).exists()
         settings = parse_engine_settings(options)
         tenants = [find_tenant(slug) for slug in options["tenant"] or []]
-        served_name = name or (source if is_registered else Path(source).resolve().name)
+        served_name = name or (source if is_registered else path_name(source))
         existing = ServedModel.objects.filter(name=served_name).first()
         failure = actions.last_failure(existing) if existing is not None else ""
         with transaction.atomic():

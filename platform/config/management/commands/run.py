@@ -10,6 +10,7 @@ from django.core.management import call_command
 from django.core.management.base import CommandError, CommandParser
 
 from catalog.actions import check_source
+from catalog.checkpoint import path_name
 from catalog.models import DesiredState, ServedModel
 from common.commands import QuireCommand
 from common.files import INSTANCE_FILE
@@ -40,9 +41,7 @@ class Command(QuireCommand):
             )
         source = options["model"]
         name = options["name"] or (
-            source
-            if ServedModel.objects.filter(name=source).exists()
-            else Path(source).resolve().name
+            source if ServedModel.objects.filter(name=source).exists() else path_name(source)
         )
         loaded = ServedModel.objects.filter(name=name, desired_state=DesiredState.LOADED).first()
         if loaded is None:
