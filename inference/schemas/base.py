@@ -154,8 +154,8 @@ def _label(text: str) -> str:
 ShortText = Annotated[str, Field(max_length=512), AfterValidator(_label)]
 
 
-#: May be omitted: see `catalog.access.access_model`.
-ModelName = Annotated[str, Field(min_length=1, max_length=256)]
+#: May be omitted or "": see `catalog.access.access_model`.
+ModelName = Annotated[str, Field(max_length=256)]
 
 
 #: Up to 16 labels that the response repeats.

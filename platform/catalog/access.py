@@ -104,12 +104,12 @@ def _match_name(tenant_cards: ModelCards, caller: Caller, name: str | None) -> M
         for card_name, card in tenant_cards.items()
         if caller.can_use_model(card_name)
     }
-    if name is None:
+    if not name:
         return _single_model(cards)
     card = cards.get(name)
     if card is None and name.startswith("/"):
         # vLLM's name of a model that was started by its folder.
-        folder = name.rstrip("/")
+        folder = name.rstrip("/") or name
         card = next((model for model in cards.values() if model.source == folder), None)
     if card is not None and card.alias_of:
         card = cards.get(card.alias_of)

@@ -71,9 +71,22 @@ async def test_a_models_folder_is_a_name_of_it_too(served: Gateway) -> None:
 
 
 async def test_a_key_without_the_first_model_gets_its_own(served: Gateway, settings: Any) -> None:
+    await asyncio.to_thread(
+        ServedModel.objects.create,
+        name="somebody-elses",
+        source="/models/somebody-elses",
+        desired_state=DesiredState.LOADED,
+        managed=False,
+        public=False,
+    )
+    access.clear_cache()
     settings.QUIRE = settings.QUIRE.replace(default_model="somebody-elses")
-    reply = await served.client.post("/v1/completions", {"prompt": "hello"})
-    assert (reply.status, reply.json()["model"]) == (200, "fake")
+    for name in ("somebody-elses", "/models/somebody-elses"):
+        reply = await served.client.post("/v1/completions", {"model": name, "prompt": "hello"})
+        assert reply.status == 404, reply.body
+    for unnamed in ({}, {"model": None}, {"model": ""}):
+        reply = await served.client.post("/v1/completions", {"prompt": "hello", **unnamed})
+        assert (reply.status, reply.json()["model"]) == (200, "fake")
 
 
 TEMPLATE = (
