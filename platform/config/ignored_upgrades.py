@@ -77,5 +77,5 @@ class IgnoredUpgradesProtocol(HttpToolsProtocol):
 
     def on_message_complete(self) -> None:
         """Called at a message's end, by httptools already after a head with an upgrade."""
-        if self._should_upgrade() or not self.parser.should_upgrade():
+        if not self.parser.should_upgrade() or self._should_upgrade():
             super().on_message_complete()

@@ -312,6 +312,20 @@ def test_a_name_that_is_in_use_keeps_the_demo_that_sees_out(tmp_path: Path, sett
 
 
 @pytest.mark.django_db
+def test_a_model_that_cant_be_served_leaves_those_of_earlier_starts_loaded(tmp_path: Path) -> None:
+    earlier = ensure_model(str(tiny_model_folder(tmp_path / "earlier")), [], {}).model
+    start = ensure_model(str(tiny_model_folder(tmp_path / "bad")), [], {})
+    assert start.unload_others() == "earlier"
+    earlier.refresh_from_db()
+    assert earlier.desired_state == "unloaded"
+    start.undo()
+    assert [(row.name, row.desired_state) for row in ServedModel.objects.order_by("pk")] == [
+        ("earlier", "loaded"),
+        ("bad", "unloaded"),
+    ]
+
+
+@pytest.mark.django_db
 def test_a_model_that_could_be_served_before_is_wanted_as_before(tmp_path: Path) -> None:
     good = tiny_model_folder(tmp_path / "good")
     bad = tiny_model_folder(tmp_path / "bad")

@@ -22,6 +22,7 @@ from catalog.models import DesiredState, Replica, ReplicaState, ServedModel
 from common.files import write_private
 from config.embedded_redis import StartFailed
 from engine.contract.errors import InvalidRequest, ModelLoadError, QuireError
+from engine.contract.hub_files import resolve_source
 from engine.contract.lora import CONFIG_FILE, adapter_digest, snapshot_of
 from tenants import actions as tenant_actions
 from tenants import api_keys
@@ -88,7 +89,7 @@ def ensure_adapters(model: ServedModel, words: Sequence[str] | None) -> list[Ada
                 f"--lora-modules {module.name} is for {module.base}, but {model.name} is served."
             )
         try:
-            path = snapshot_of(Path(module.path).expanduser()).resolve()
+            path = resolve_source(snapshot_of(Path(module.path).expanduser()))
             versions.append(_ensure(model, module.name, path))
         except QuireError as error:
             raise CommandError(f"--lora-modules {module.name}: {error.message}") from error
@@ -266,15 +267,28 @@ DEMO, VISION_DEMO = "quire-demo", "quire-demo-vision"
 
 @dataclass(frozen=True)
 class StartupModel:
-    """The model that this start waits for, and its previous row in the catalogue, if any."""
+    """The model that this start waits for, and its previous row in the catalogue, if any.
+
+    `unloaded`: what earlier starts had left loaded beside it.
+    """
 
     model: ServedModel
     previous_row: ServedModel | None
+    unloaded: list[ServedModel] = field(default_factory=list)
+
+    def unload_others(self) -> str:
+        """Unload what earlier starts left loaded beside the model; returns the names."""
+        loaded = ServedModel.objects.filter(desired_state=DesiredState.LOADED, managed=True)
+        for row in loaded.exclude(pk=self.model.pk).order_by("pk"):
+            self.unloaded.append(catalog_actions.unload_model(actor=CLI_ACTOR, model=row))
+        return ", ".join(row.name for row in self.unloaded)
 
     def undo(self) -> None:
         """Revert the requested state of a model that can't be served; otherwise every later start
-        would try to load it again.
+        would try to load it again. Those load what was unloaded for it.
         """
+        for row in self.unloaded:
+            catalog_actions.load_model(actor=CLI_ACTOR, name=row.name)
         previous = self.previous_row
         if previous is not None and previous.desired_state == DesiredState.LOADED:
             earlier = {"source": previous.source, "settings": previous.settings}
@@ -312,13 +326,6 @@ def ensure_model(
     existing = ServedModel.objects.filter(name=name).first()
     aliases = names[1:] if names else None
     return StartupModel(_loaded(name, source, engine, {"aliases": aliases, **columns}), existing)
-
-
-def unload_except(model: ServedModel) -> list[str]:
-    """Unload what earlier starts left loaded beside `model`; returns the names."""
-    loaded = ServedModel.objects.filter(desired_state=DesiredState.LOADED, managed=True)
-    earlier = loaded.exclude(pk=model.pk).order_by("pk")
-    return [catalog_actions.unload_model(actor=CLI_ACTOR, model=row).name for row in earlier]
 
 
 def clear_stale_replicas() -> None:

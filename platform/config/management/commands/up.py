@@ -31,7 +31,6 @@ from config.up.first_run import (
     ensure_vision_demo,
     keys_from_environment,
     still_checked,
-    unload_except,
 )
 from config.up.processes import (
     Gateways,
@@ -211,14 +210,14 @@ class Command(QuireCommand):
             num_prefill=options["prefill_replicas"],
         )
         model = startup_model.model
-        if single_user and options["model"] and (earlier := unload_except(model)):
-            self.print_hint(
-                f"Not loaded again: {', '.join(earlier)}. Without keys `{PROGRAM} serve` serves "
-                f"one model; `{PROGRAM} load_model NAME` loads another beside it."
-            )
         modules = ensure_adapters(model, options["lora_modules"])
         if options["no_worker"] and still_checked(modules):
             raise StartFailed("--lora-modules are checked by a worker: leave --no-worker out.")
+        if single_user and options["model"] and (names := startup_model.unload_others()):
+            self.print_hint(
+                f"Not loaded again: {names}. Without keys `{PROGRAM} serve` serves one model; "
+                f"`{PROGRAM} load_model NAME` loads another beside it."
+            )
         set_internal_fields(
             {"default_model": model.name, "without_worker": bool(options["no_worker"])}
         )
