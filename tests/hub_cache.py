@@ -9,8 +9,8 @@ from pathlib import Path
 def cache_files(folder: Path, repository: Path, revision: str = "0a1b") -> Path:
     """Move a folder's files into `repository`; returns the snapshot, which holds links to them."""
     blobs, snapshot = repository / "blobs", repository / "snapshots" / revision
-    for made in (blobs, snapshot, repository / "refs"):
-        made.mkdir(parents=True)
+    for created in (blobs, snapshot, repository / "refs"):
+        created.mkdir(parents=True)
     (repository / "refs" / "main").write_text(revision)
     for file in folder.iterdir():
         blob = hashlib.sha256(file.name.encode()).hexdigest()

@@ -315,7 +315,7 @@ def test_a_name_that_is_in_use_keeps_the_demo_that_sees_out(tmp_path: Path, sett
 def test_a_model_that_cant_be_served_leaves_those_of_earlier_starts_loaded(tmp_path: Path) -> None:
     earlier = ensure_model(str(tiny_model_folder(tmp_path / "earlier")), [], {}).model
     start = ensure_model(str(tiny_model_folder(tmp_path / "bad")), [], {})
-    assert start.unload_others() == "earlier"
+    assert start.unload_other_models() == "earlier"
     earlier.refresh_from_db()
     assert earlier.desired_state == "unloaded"
     start.undo()

@@ -276,7 +276,7 @@ class StartupModel:
     previous_row: ServedModel | None
     unloaded: list[ServedModel] = field(default_factory=list)
 
-    def unload_others(self) -> str:
+    def unload_other_models(self) -> str:
         """Unload what earlier starts left loaded beside the model; returns the names."""
         loaded = ServedModel.objects.filter(desired_state=DesiredState.LOADED, managed=True)
         for row in loaded.exclude(pk=self.model.pk).order_by("pk"):

@@ -213,7 +213,7 @@ class Command(QuireCommand):
         modules = ensure_adapters(model, options["lora_modules"])
         if options["no_worker"] and still_checked(modules):
             raise StartFailed("--lora-modules are checked by a worker: leave --no-worker out.")
-        if single_user and options["model"] and (names := startup_model.unload_others()):
+        if single_user and options["model"] and (names := startup_model.unload_other_models()):
             self.print_hint(
                 f"Not loaded again: {names}. Without keys `{PROGRAM} serve` serves one model; "
                 f"`{PROGRAM} load_model NAME` loads another beside it."
