@@ -256,11 +256,14 @@ class RunningQueue:
         """Uncache a running sequence's blocks from a token on: they were never written."""
         self._kv.uncache_from(sequence.seq_id, sequence.block_hashes, num_tokens)
 
-    def preempt(self, sequence: Sequence) -> None:
+    def preempt(self, sequence: Sequence, *, saves: bool = True) -> None:
         """Free a running sequence's blocks and queue it again; its tokens are recomputed later,
         unless a KV connector saves them.
+
+        `saves`: whether it may. After a step has failed, blocks that a sequence shares with one
+        that was to load them may never have been written.
         """
-        if self.kv_connector is not None:
+        if saves and self.kv_connector is not None:
             self.kv_connector.request_preempted(sequence, self._block_ids(sequence))
         self.free_and_remove(sequence)
         sequence.status = SequenceStatus.PREEMPTED

@@ -646,7 +646,7 @@ class Scheduler:
                 sequence.num_computed_tokens -= count
                 self._runs.uncache_from(sequence, sequence.num_computed_tokens)
                 sequence.isolated = True
-                self._runs.preempt(sequence)
+                self._runs.preempt(sequence, saves=False)
             else:
                 # It finished while its step ran: its blocks may belong to another sequence now.
                 self.kv.uncache_all(sequence.block_hashes)

@@ -278,6 +278,26 @@ def test_blocks_that_have_changed_in_host_memory_are_computed_and_counted(
     assert connector_of(core).num_matched_tokens >= 64 + 48 + 32
 
 
+@pytest.mark.parametrize("async_scheduling", [False, True])
+def test_who_shares_blocks_that_could_not_be_loaded_does_not_save_them(
+    model_folder: Folder, async_scheduling: bool
+) -> None:
+    """Both are preempted once the step has failed, and swap space takes preempted ones' blocks."""
+    folder, shared = model_folder("llama"), prompt(1, 64)
+    settings = {"async_scheduling": async_scheduling}
+    core = make(folder, kv_offloading_size=0.01, swap_space=0.01, **settings)
+    prompts = {"a": [*shared, *prompt(2, 20)], "b": [*shared, *prompt(3, 20)]}
+    expected = run(make(folder, **settings), prompts)
+    run(core, {"a": prompts["a"]})
+    forget_kv_cache(core)
+    for payload, _ in connector_of(core).host._blocks.values():
+        payload ^= 85
+    for _ in range(2):
+        assert run(core, prompts) == expected
+        forget_kv_cache(core)
+    assert core.snapshot().kv_tier_failures_total["checksum"]
+
+
 def test_a_failed_step_leaves_no_block_that_was_never_loaded(
     model_folder: Folder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -383,6 +403,12 @@ def test_a_connector_of_vllms_runs_from_its_package_or_names_it(
     assert len(core.scheduler.kv_connector.blocks) == 4  # type: ignore[union-attr]
     for loaded in [loaded for loaded in sys.modules if loaded.partition(".")[0] == package]:
         del sys.modules[loaded]
+
+
+def test_a_package_that_is_there_is_not_said_to_be_missing(model_folder: Folder) -> None:
+    config = {"kv_connector": "X", "kv_connector_module_path": "tests.engine.kv_transfer.mistyped"}
+    with pytest.raises(ConfigError, match="can't be imported: No module"):
+        make(model_folder("llama"), kv_transfer_config=config)
 
 
 @pytest.mark.parametrize("name", ["NoConnector", "Missing"])
