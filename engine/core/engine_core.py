@@ -295,9 +295,6 @@ class EngineCore:
 
     def _queue(self, request: Request) -> None:
         """Add a request's sequences to the scheduler."""
-        digest = request.message.adapter_digest
-        if request.media and digest and self.adapters.changes_vision(digest):
-            request.media = [item.with_adapter(digest) for item in request.media]
         for sequence in request.sequences:
             if request.is_beam_search and sequence.index > 0:
                 self.scheduler.add_parked_beam(sequence)

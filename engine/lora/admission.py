@@ -49,8 +49,10 @@ class AdapterAdmission:
         return any(self._pool.loading_adapters)  # others wait for a free place
 
     def admit(self, request: Request) -> bool:
-        request.vocab_size = self._adapter_vocab_size(request.message) or 0
-        return self._pool.admit(request)
+        if not self._pool.admit(request):
+            return False
+        self._apply_adapter(request)
+        return True
 
     def poll_ready(self, timeout_s: float) -> list[tuple[Request, QuireError | None]]:
         return [
@@ -58,9 +60,18 @@ class AdapterAdmission:
             for request, error in self._pool.poll_ready(timeout_s)
         ]
 
+    def _apply_adapter(self, request: Request) -> None:
+        """Let the adapter, which is on the device, decide what a request's pictures are encoded by,
+        and which tokens there are.
+        """
+        request.vocab_size = self._adapter_vocab_size(request.message) or 0
+        digest = request.message.adapter_digest
+        if request.media and digest and self._pool.changes_vision(digest):
+            request.media = [item.with_adapter(digest) for item in request.media]
+
     def _start_waiting(self, request: Request) -> InvalidRequest | None:
         """Check a request against its adapter's vocabulary, which is known once it is loaded."""
-        request.vocab_size = self._adapter_vocab_size(request.message) or 0
+        self._apply_adapter(request)
         try:
             vocab_size = request.vocab_size or self._vocab_size
             self._check_vocabulary(request.message, vocab_size)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from engine import LLM
+from engine import LLM, LoRARequest, SamplingParams
 from engine.contract.engine_config import EngineConfig
 from engine.contract.errors import ConfigError
 from engine.core.engine_core import EngineCore
@@ -16,6 +16,7 @@ from engine.models.interface import SupportsMultiModal
 from tests.engine.kv_transfer.remote_stores import running_store
 from tests.engine.kv_transfer.test_offloading import connector_of, make
 from tests.engine.multimodal.models import FAMILIES, IMAGE_TOKEN, picture
+from tests.engine.multimodal.test_vision_adapters import TARGETS, train_adapter
 from tests.engine.multimodal.test_vision_families import generate_tokens
 from tests.engine.speech.models import expected, make_whisper
 from tests.engine.speech.test_whisper import (
@@ -164,16 +165,16 @@ def seeing(folder: Path, backend: str, **settings: Any) -> LLM:
     )
 
 
-def count_pictures(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+def count_pictures(llm: LLM, monkeypatch: pytest.MonkeyPatch, method: str = "encode") -> list[str]:
     """The kinds of what the model encodes from now on."""
     model: SupportsMultiModal = core_of(llm).executor.worker.loaded.model
-    encode, kinds = model.encode, list[str]()
+    encode, kinds = getattr(model, method), list[str]()
 
-    def counted(kind: str, tensors: Any) -> Any:
+    def counted(kind: str, *arguments: Any) -> Any:
         kinds.append(kind)
-        return encode(kind, tensors)
+        return encode(kind, *arguments)
 
-    monkeypatch.setattr(model, "encode", counted)
+    monkeypatch.setattr(model, method, counted)
     return kinds
 
 
@@ -211,6 +212,36 @@ def test_another_replica_reads_what_an_encoder_made_of_a_picture(
     core_of(reading).reset_encoder_cache()
     assert generate_tokens(reading, second) == expected_token_ids[0]
     assert kinds == ["image", "image"]
+
+
+def test_what_an_adapters_tower_made_of_a_picture_is_read_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "model"
+    model, _ = FAMILIES["llava"](folder)
+    train_adapter(model, tmp_path / "adapter", TARGETS["llava"])
+    adapter = LoRARequest("tower", 1, str(tmp_path / "adapter"))
+    image = {"image": picture(1, 60, 40)}
+    params = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
+
+    def generate(llm: LLM, text: str) -> list[int]:
+        request = {"prompt": f"{text} {IMAGE_TOKEN}", "multi_modal_data": image}
+        [result] = llm.generate([request], params, lora_request=[adapter])
+        return list(result.outputs[0].token_ids)
+
+    encoding, reading, alone = (
+        seeing(folder, backend, enable_lora=True, ec_transfer_config={"ec_role": role})
+        for role, backend in (
+            ("ec_producer", str(tmp_path / "tier")),
+            ("ec_consumer", str(tmp_path / "tier")),
+            ("ec_both", "native"),
+        )
+    )
+    generate(encoding, "A")
+    connector_of(core_of(encoding)).wait_until_saved(60)
+    kinds = count_pictures(reading, monkeypatch, "encode_with_adapter")
+    assert generate(reading, "See") == generate(alone, "See")
+    assert not kinds
 
 
 @pytest.mark.parametrize(
