@@ -24,7 +24,8 @@ class PrefillPlanner:
     def __init__(self) -> None:
         #: Prompt prefix -> the incarnation that last answered it, in LRU order.
         self._prefixes: OrderedDict[bytes, str] = OrderedDict()
-        #: Media that were encoded for other replicas, by namespace and digest, in LRU order.
+        #: Media that were encoded for other replicas, by reader, adapter, namespace and digest, in
+        #: LRU order.
         self._media: OrderedDict[bytes, None] = OrderedDict()
 
     def choose(
@@ -50,7 +51,9 @@ class PrefillPlanner:
             elif theirs.ec_role == EC_PRODUCER and encodes:
                 encoders.append(replica)
         encoders = [encoder for encoder in encoders if encoder.load <= decode.load + slack]
-        if encoders and self._record_media(flight, decode.heartbeat):
+        # What encoders have in their memory is read by the replica that was told of it alone.
+        reader = decode.heartbeat.incarnation if any(e.kv_address for e in encoders) else ""
+        if encoders and self._record_media(flight, decode.heartbeat, reader):
             return min(encoders, key=lambda encoder: encoder.load)
         if not producers:
             return None
@@ -62,13 +65,16 @@ class PrefillPlanner:
             return None
         return producer
 
-    def _record_media(self, flight: InFlightRequest, beat: Heartbeat) -> bool:
-        """Whether a prompt has media that weren't encoded before. As many are remembered as there
-        are tokens in a replica's KV cache, at most.
+    def _record_media(self, flight: InFlightRequest, beat: Heartbeat, reader: str) -> bool:
+        """Whether a prompt has media that weren't encoded before for `reader`; "": for all. As many
+        are remembered as there are tokens in a replica's KV cache, at most.
         """
-        is_new = False
-        for item in flight.request.media:
-            name = flight.key + item.digest
+        is_new, request = False, flight.request
+        scope = hashlib.sha256(
+            f"{reader} {request.adapter_digest} {request.cache_namespace}".encode()
+        )
+        for item in request.media:
+            name = scope.digest() + item.digest
             is_new = is_new or name not in self._media
             self._media[name] = None
             self._media.move_to_end(name)

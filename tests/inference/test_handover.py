@@ -157,13 +157,16 @@ async def encoding(gateway: Gateway, **options: Any) -> AsyncIterator[list[FakeR
         yield fakes
 
 
-def submit_picture(gateway: Gateway, *, has_picture: bool = True) -> Submission:
-    """A prompt of 20 tokens, of which the 4th to 7th stand for a picture."""
+def submit_picture(
+    gateway: Gateway, *, has_picture: bool = True, first: int = 10, namespace: str = ""
+) -> Submission:
+    """A prompt of 20 tokens from `first` on, of which the 4th to 7th stand for a picture."""
     item = MediaItem("image", b"d" * 32, ((3, 4),), (1, 4, 4))
     request = EngineRequest(
         request_id=f"chatcmpl-{uuid.uuid4().hex}",
         gateway_id="",
-        prompt_token_ids=list(range(10, 30)),
+        prompt_token_ids=list(range(first, first + 20)),
+        cache_namespace=namespace,
         media=[item] if has_picture else [],
         media_data={item.digest: b"pixels"} if has_picture else {},
         sampling=SamplingParams(max_tokens=3),
@@ -193,6 +196,25 @@ async def test_a_prompt_with_media_is_encoded_on_a_replica_that_does_nothing_els
     assert encode.media == answer.media
     assert encode.media_data == answer.media_data  # where it can't be loaded, it is encoded
     assert (answer.prefilled, other.prefilled, again.prefilled) == (True, False, False)
+
+
+@pytest.mark.parametrize("address", ["", ADDRESS], ids=["storage", "memory"])
+async def test_a_picture_is_encoded_once_for_all_prompts_of_a_tenant(
+    gateway: Gateway, address: str
+) -> None:
+    """For each replica that reads it from the encoding one's memory."""
+    serving = handover("kv_both", ec_role="ec_producer", address=address)
+    async with gateway.serving(gateway.fake(kv_handover=serving)) as encoder:
+        for _ in range(2):
+            reading = handover("kv_both", ec_role="ec_consumer")
+            async with gateway.serving(gateway.fake(kv_handover=reading)):
+                for first in (10, 11):
+                    for namespace in ("a", "b"):
+                        prompt = submit_picture(gateway, first=first, namespace=namespace)
+                        await tokens_of(prompt)
+            await gateway.refresh()
+    namespaces = [request.cache_namespace for request in encoder.received]
+    assert namespaces == (["a", "b"] * 2 if address else ["a", "b"])
 
 
 async def test_media_whose_encoding_replica_dies_are_encoded_where_the_answer_is(
