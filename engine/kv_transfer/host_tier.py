@@ -79,8 +79,10 @@ class HostTier:
 
     def lease(self, keys: Sequence[bytes], seconds: float) -> None:
         """Don't evict blocks for this long, including those that are stored meanwhile."""
-        end = time.monotonic() + seconds
+        now = time.monotonic()
+        end = now + seconds
         with self._lock:
+            self._end_leases(now)
             for key in keys:
                 self._leases.pop(key, None)
                 self._leases[key] = end

@@ -156,6 +156,8 @@ class StorageQueue:
         )
 
     def _follow(self, keys: Sequence[bytes], tenant: str, namespace: str, source: str) -> None:
+        # If it had to wait for a thread, the request itself may have come and read them.
+        keys = [key for key in keys if key not in self._host]
         payloads = self.tier.follow_sequence(keys, namespace, source)
         for key, payload in zip(keys, payloads, strict=False):
             self._host.put([(key, payload)], tenant)

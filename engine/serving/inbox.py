@@ -144,7 +144,11 @@ class TenantInbox:
                     self._aborts.append(entry)
                 else:
                     queued.round.add(queued.tenant, queued.priority, entry)
-            elif isinstance(message, UnreadableRequest | FollowPrefill):
+            elif isinstance(message, FollowPrefill):
+                # Its prompt is hashed: tenants take turns with these, too.
+                request = message.request
+                self._rounds[-1].add(request.tenant, request.priority, entry)
+            elif isinstance(message, UnreadableRequest):
                 self._aborts.append(entry)  # its request isn't in the queue: nothing to wait for
             else:
                 self._rounds[-1].end = entry

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from engine.contract.messages import AbortRequest, ControlRequest, EngineRequest
+from engine.contract.messages import AbortRequest, ControlRequest, EngineRequest, FollowPrefill
 from engine.serving.inbox import TenantInbox
 
 
@@ -53,6 +53,17 @@ def test_fault_51_hundreds_of_one_tenants_requests_are_one_turn_to_another() -> 
     intake.put((b"c0", request("c0", "c")))
     assert pop_ids(intake, 3) == ["a3", "c0", "a4"]
     assert pop_ids(intake) == [f"a{number}" for number in range(5, 300)]
+    assert intake._queued_by_id == {}
+
+
+def test_prefills_that_are_followed_take_turns_by_tenant() -> None:
+    """Hundreds of long prompts are hashed as long as hundreds of requests are admitted."""
+    flood = [(b"f%d" % number, FollowPrefill(request=request("f", "a"))) for number in range(300)]
+    intake = TenantInbox()
+    for entry in (*flood, (b"a0", request("a0", "a")), (b"b0", request("b0", "b"))):
+        intake.put(entry)
+    assert pop_ids(intake, 3) == ["f0", "b0", "f1"]
+    assert pop_ids(intake)[-1] == "a0"
     assert intake._queued_by_id == {}
 
 

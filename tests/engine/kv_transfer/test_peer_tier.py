@@ -157,6 +157,16 @@ def test_leased_blocks_are_free_once_the_lease_is_over(monkeypatch: pytest.Monke
     assert (tier.used_bytes, tier.tenant_bytes("a")) == (0, 0)
 
 
+def test_leases_of_blocks_that_never_come_take_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 100.0
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    tier = HostTier(4 * BLOCK)
+    for start in range(0, 1000, 10):
+        tier.lease([key(seed) for seed in range(start, start + 10)], 2.0)
+        now += 1.0
+    assert len(tier._leases) <= 20
+
+
 def test_a_reader_that_died_keeps_no_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """It asks, and never takes what it asked for."""
     monkeypatch.setattr(peer_tier, "LEASE_S", 0.2)

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import pytest
 
 from engine.kv_transfer.block_buffers import Payload
 from engine.kv_transfer.host_tier import HostTier
-from engine.kv_transfer.storage_queue import StorageQueue
+from engine.kv_transfer.storage_queue import NUM_READERS, StorageQueue
 from engine.kv_transfer.storage_tier import StorageTier
 
 NUM_BLOCKS = 20
@@ -25,6 +25,7 @@ class SlowTier(StorageTier):
         super().__init__(1 << 20)
         self.began, self.proceed = threading.Event(), threading.Event()
         self.written: list[bytes] = []
+        self.followed: list[list[bytes]] = []
 
     @property
     def digest(self) -> bytes:
@@ -36,8 +37,16 @@ class SlowTier(StorageTier):
     def may_contain(self, key: bytes) -> bool:
         return key in self.written
 
-    def read(self, key: bytes, namespace: str) -> Payload | None:
+    def read(self, key: bytes, namespace: str, tenant: str = "") -> Payload | None:
         return None
+
+    def follow_sequence(
+        self, keys: Sequence[bytes], namespace: str, source: str
+    ) -> Iterator[Payload]:
+        self.followed.append(list(keys))
+        for key in keys:
+            self.proceed.wait(60)
+            yield np.frombuffer(key, np.uint8)
 
     def write(self, key: bytes, payload: Payload, namespace: str, tenant: str = "") -> bool:
         self.began.set()
@@ -109,4 +118,19 @@ def test_only_the_first_of_a_prefill_replicas_outputs_waits_for_a_storage_that_h
     late.result(60)
     queue.flush(60)
     assert tier.written == keys
+    queue.close()
+
+
+def test_what_was_read_while_a_follower_waited_is_not_read_again(tier: SlowTier) -> None:
+    host = HostTier(1 << 20)
+    queue = StorageQueue(tier, host)
+    late = [bytes([number]) * 32 for number in range(10)]
+    for number in range(NUM_READERS):
+        queue.follow([b"%032d" % number], "t", "n", "tcp://peer:1")
+    queue.follow(late, "t", "n", "tcp://peer:1")
+    host.put([(key, np.zeros(10, np.uint8)) for key in late[:8]], "t")  # by its request
+    tier.proceed.set()
+    while not all(key in host for key in late):
+        pass
+    assert tier.followed[NUM_READERS:] == [late[8:]]
     queue.close()
