@@ -189,6 +189,8 @@ def _make_offloading_connector(
         swaps=swaps and not (layout.state_group and config.speculative_config),
         max_in_flight=int(config.uses_async_scheduling(worker.supports_async_scheduling)),
         has_other_ranks=config.world_size > 1,
+        verifies_early=config.world_size > 1
+        or config.distributed_executor_backend == "external_launcher",
     )
 
 
@@ -264,13 +266,14 @@ def _load_connector(settings: KVTransferConfig, worker: Worker) -> KVConnectorBa
     module, name = settings.class_path
     try:
         kind = getattr(importlib.import_module(module), name)
-    except ModuleNotFoundError as error:
-        raise ConfigError(
-            f"kv_connector={settings.kv_connector!r} needs the package "
-            f"{str(error.name).partition('.')[0]}, which isn't installed.",
-            param="kv_transfer_config",
-        ) from error
     except (ImportError, AttributeError) as error:
+        # Without a dot it is no module of a package that is there.
+        if isinstance(error, ModuleNotFoundError) and "." not in str(error.name):
+            raise ConfigError(
+                f"kv_connector={settings.kv_connector!r} needs the package {error.name}, which "
+                "isn't installed.",
+                param="kv_transfer_config",
+            ) from error
         raise ConfigError(
             f"kv_connector {module}.{name} can't be imported: {error}", param="kv_transfer_config"
         ) from error

@@ -85,6 +85,7 @@ class OffloadingConnector(KVConnectorBase):
         swaps: bool,
         max_in_flight: int,
         has_other_ranks: bool = False,
+        verifies_early: bool = False,
     ) -> None:
         """
         Args:
@@ -100,9 +101,11 @@ class OffloadingConnector(KVConnectorBase):
             swaps: whether all blocks of preempted sequences are saved.
             max_in_flight: number of steps that may run while the next is planned.
             has_other_ranks: whether plans report changes of the host tier to other ranks.
+            verifies_early: whether blocks are verified before a step is planned, because other
+                processes would have to stop with one that fails.
         """
         self.host, self.storage, self.ec_connector = host, storage, ec_connector
-        self._has_other_ranks = has_other_ranks
+        self._has_other_ranks, self._verifies_early = has_other_ranks, verifies_early
         #: The current or last step, and what steps removed from the tier.
         self._running_step = 0
         self._removed: deque[tuple[int, bytes]] = deque()
@@ -196,8 +199,7 @@ class OffloadingConnector(KVConnectorBase):
         memory.
         """
         keyed = self._keys.blocks_of(request, num_computed, num_tokens)
-        # A step that some of several ranks don't run would stop the others.
-        blocks = self._read_host(keyed, verify=self._has_other_ranks)
+        blocks = self._read_host(keyed, verify=self._verifies_early)
         num_loaded = num_tokens - num_computed if blocks else 0
         return _Match(request.block_hashes, num_computed, num_loaded, blocks)
 

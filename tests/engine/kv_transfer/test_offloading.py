@@ -23,6 +23,7 @@ from engine.kv_transfer.eviction_history import GHOST_FACTOR
 from engine.kv_transfer.offloading_connector import OffloadingConnector
 from tests.engine.kv_transfer.outside import DictConnector
 from tests.engine.models import VOCAB
+from tests.waiting import free_port
 
 Folder = Callable[[str], Path]
 
@@ -296,6 +297,23 @@ def test_who_shares_blocks_that_could_not_be_loaded_does_not_save_them(
         assert run(core, prompts) == expected
         forget_kv_cache(core)
     assert core.snapshot().kv_tier_failures_total["checksum"]
+
+
+def test_a_block_that_has_changed_fails_no_step_of_a_launchers_process(
+    model_folder: Folder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such a process ends with a step that fails, and the others with it."""
+    launched = {"RANK": 0, "WORLD_SIZE": 1, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port()}
+    for name, value in launched.items():
+        monkeypatch.setenv(name, str(value))
+    settings: Any = {"distributed_executor_backend": "external_launcher"}
+    core = make(model_folder("llama"), kv_offloading_size=0.01, **settings)
+    prompts = {"a": prompt(1, 70)}
+    expected = run(core, prompts)
+    forget_kv_cache(core)
+    next(iter(connector_of(core).host._blocks.values()))[0][17] ^= 4
+    assert run(core, prompts) == expected
+    assert core.snapshot().kv_tier_failures_total == {"checksum": 1}
 
 
 def test_a_failed_step_leaves_no_block_that_was_never_loaded(
