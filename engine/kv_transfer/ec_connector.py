@@ -55,10 +55,16 @@ class ECConnector:
         self._saves, self._loads = saves, loads
 
     def start_read_ahead(
-        self, keys: Sequence[bytes], tenant: str, namespace: str, source: str = ""
+        self,
+        keys: Sequence[bytes],
+        tenant: str,
+        namespace: str,
+        source: str = "",
+        *,
+        refresh: bool = False,
     ) -> list[Future[None]]:
         """Read outputs of a request's items where `start_load_caches` finds them. `source`: see
-        `StorageTier.read_sequence`.
+        `StorageTier.read_sequence`; `refresh`: another replica has just written them.
         """
         storage = self._storage
         if storage is None or not self._loads or storage.hangs:
@@ -71,9 +77,15 @@ class ECConnector:
                 more = partial(self._keys_after, first)
             else:
                 missing = [key for key in self._keys_after(first, payload) if key not in self._host]
-            if missing and (source or storage.tier.may_contain(missing[0])):
+            if missing and (source or refresh or storage.tier.may_contain(missing[0])):
                 reading = storage.read_ahead(
-                    missing, tenant, namespace, READ_TIMEOUT_S, source=source, more=more
+                    missing,
+                    tenant,
+                    namespace,
+                    READ_TIMEOUT_S,
+                    source=source,
+                    refresh=refresh,
+                    more=more,
                 )
                 readings.append(reading)
         return readings

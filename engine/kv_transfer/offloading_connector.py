@@ -171,7 +171,11 @@ class OffloadingConnector(KVConnectorBase):
         if self.ec_connector is not None:
             keys = [entry.key for entry in request.media if entry.item.end > num_computed_tokens]
             readings += self.ec_connector.start_read_ahead(
-                keys, request.tenant, request.cache_namespace, request.kv_peer
+                keys,
+                request.tenant,
+                request.cache_namespace,
+                request.kv_peer,
+                refresh=request.prefilled,
             )
         return all_done(readings) if readings else None
 
