@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import logging
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -267,11 +268,12 @@ def _load_connector(settings: KVTransferConfig, worker: Worker) -> KVConnectorBa
     try:
         kind = getattr(importlib.import_module(module), name)
     except (ImportError, AttributeError) as error:
-        # Without a dot it is no module of a package that is there.
-        if isinstance(error, ModuleNotFoundError) and "." not in str(error.name):
+        package = str(error.name).partition(".")[0]
+        # A package that is there, and lacks the module alone, was imported.
+        if isinstance(error, ModuleNotFoundError) and sys.modules.get(package) is None:
             raise ConfigError(
-                f"kv_connector={settings.kv_connector!r} needs the package {error.name}, which "
-                "isn't installed.",
+                f"kv_connector={settings.kv_connector!r} needs the package {package}, which isn't "
+                "installed.",
                 param="kv_transfer_config",
             ) from error
         raise ConfigError(
