@@ -235,7 +235,7 @@ def test_what_an_adapters_tower_made_of_a_picture_is_read_too(
         [result] = llm.generate([request], params, lora_request=[adapter])
         return list(result.outputs[0].token_ids)
 
-    encoding, reading, alone = (
+    encoding, reading, baseline = (
         seeing(folder, backend, enable_lora=True, ec_transfer_config={"ec_role": role})
         for role, backend in (
             ("ec_producer", str(tmp_path / "tier")),
@@ -251,7 +251,7 @@ def test_what_an_adapters_tower_made_of_a_picture_is_read_too(
         core, "add_request", lambda message, **options: add_request(prefilled(message), **options)
     )
     kinds = count_pictures(reading, monkeypatch, "encode_with_adapter")
-    assert generate(reading, "See") == generate(alone, "See")
+    assert generate(reading, "See") == generate(baseline, "See")
     assert not kinds
 
 
