@@ -26,6 +26,7 @@ from engine.models.interface import ModelFacts
 from engine.multimodal.audio import FEATURES
 from engine.multimodal.encoder_text import TEXT, TOKEN_IDS, check_encoder_text
 from engine.multimodal.inputs import EMBEDS, MediaTensors
+from engine.multimodal.positions import check_positions, count_positions
 from engine.sampling.beam_search import end_tokens
 from engine.sampling.logits_processor import processor_classes
 from engine.scheduler import Request, Sequence
@@ -215,9 +216,8 @@ class InputProcessor:
         skipped = set(message.skip_indices)
         if skipped and (not skipped < set(range(count)) or not resumed):
             raise InvalidRequest("skip_indices is out of range.", param="skip_indices")
-        budget = message.sampling.output_budget(
-            len(message.prompt_token_ids), self._facts.max_model_len
-        )
+        positions = count_positions(len(message.prompt_token_ids), message.media)
+        budget = message.sampling.output_budget(positions, self._facts.max_model_len)
         for index, token_ids in enumerate(resumed):
             if index not in skipped and len(token_ids) >= budget:
                 raise InvalidRequest(
@@ -321,6 +321,8 @@ class InputProcessor:
                 self._check_vectors(item, embeds)
         if end > len(message.prompt_token_ids):
             raise InvalidRequest("Media reach beyond the prompt.", param="media")
+        limit = facts.max_model_len - (message.pooling is None)
+        check_positions(len(message.prompt_token_ids), message.media, limit)
 
     def _check_vectors(self, item: MediaItem, embeds: np.ndarray) -> None:
         """Raise `InvalidRequest` unless these can replace the vectors of an item."""
@@ -415,14 +417,17 @@ class InputProcessor:
     ) -> Sequence:
         message = request.message
         params, prompt = message.sampling, message.prompt_token_ids
-        capacity = min(self._facts.max_model_len, self._capacity(message))
+        positions = count_positions(len(prompt), message.media)
         sequence = Sequence(
             seq_id=self._next_seq_id,
             request=request,
             index=index,
             token_ids=gc_untracked(prompt + resumed),
             num_prompt_tokens=len(prompt),
-            max_output_tokens=params.output_budget(len(prompt), capacity),
+            max_output_tokens=min(
+                params.output_budget(len(prompt), self._capacity(message)),
+                params.output_budget(positions, self._facts.max_model_len),
+            ),
             # An odd factor: no two outputs of a request share a seed.
             seed=(seed + 0x9E3779B97F4A7C15 * index) % 2**64,
             block_hashes=BlockHashes(namespace_key(*message.cache_scope), content),

@@ -195,6 +195,15 @@ class PreparedDocument(msgspec.Struct, tag="document"):
 OPTION_FIELDS = ("mm_processor_kwargs", "media_io_kwargs")
 
 
+def split_sampling(options: Mapping[str, Any] | None) -> tuple[dict[str, Any], dict[str, Any]]:
+    """mm_processor_kwargs without "fps" and "num_frames", which vLLM takes there, and these."""
+    rest = dict(options or {})
+    sampling: dict[str, Any] = {
+        name: rest.pop(name) for name in ("fps", "num_frames") if name in rest
+    }
+    return rest, sampling
+
+
 class Refusal(msgspec.Struct, tag="refusal"):
     """The reason why a file can't be prepared.
 

@@ -449,18 +449,27 @@ def _prepared_images(
         if isinstance(entry, Tensor | dict):
             prepared.append(processor.prepare_embeds(*_vectors_and_grid(entry)))
         else:
-            prepared += [processor.prepare(image, options) for image in _images(entry)]
+            prepared += [processor.prepare(image, options) for image in _images([entry])]
     return prepared
 
 
 def _vectors_and_grid(value: Tensor | dict[str, Any]) -> tuple[np.ndarray, tuple[int, ...]]:
     parts = {"image_embeds": value} if isinstance(value, Tensor) else value
     vectors, grid = parts.get("image_embeds"), parts.get("image_grid_thw")
-    is_grid = grid is None or (isinstance(grid, Tensor) and tuple(grid.shape) in ((3,), (1, 3)))
-    is_matrix = isinstance(vectors, Tensor) and vectors.dim() == 2 and vectors.is_floating_point()
-    if not isinstance(vectors, Tensor) or not is_matrix or not is_grid:
+    is_grid = grid is None or (
+        isinstance(grid, Tensor)
+        and tuple(grid.shape) in ((3,), (1, 3))
+        and not grid.is_floating_point()
+    )
+    if (
+        not isinstance(vectors, Tensor)
+        or vectors.dim() != 2
+        or not len(vectors)
+        or not vectors.is_floating_point()
+        or not is_grid
+    ):
         raise InvalidRequest(
-            "An image's vectors must be float [n, hidden], and image_grid_thw [1, 3].",
+            "An image's vectors must be float [n, hidden], and image_grid_thw integers [1, 3].",
             param="multi_modal_data",
         )
     numbers = () if grid is None else tuple(map(int, grid.flatten().tolist()))

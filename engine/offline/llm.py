@@ -10,6 +10,7 @@ from engine.contract.engine_config import EngineConfig
 from engine.contract.errors import EngineSleeping, InvalidRequest
 from engine.contract.lora import spread_lora_requests, to_adapter_refs
 from engine.contract.sampling_params import SamplingParams
+from engine.multimodal.inputs import split_sampling
 from engine.offline.base import UseTqdm, progress
 from engine.offline.beam_search import BeamSearchMethods
 from engine.offline.chat_media import extract_media
@@ -242,7 +243,9 @@ class LLM(PoolingMethods, BeamSearchMethods):
         conversations: Any = messages if several else [messages]
         base, prompts = self.get_tokenizer(), list[Prompt]()
         refs = to_adapter_refs(lora_request, len(conversations))
-        sampling = (self.core.config.media_io_kwargs or {}).get("video")
+        config = self.core.config
+        _, sampling = split_sampling(config.mm_processor_kwargs)
+        sampling = sampling or (config.media_io_kwargs or {}).get("video", {})
         for conversation, ref in zip(conversations, refs, strict=True):
             tokenizer = self.llm_engine.tokenizer_of(ref) or base
             chat, media = extract_media(conversation, sampling)

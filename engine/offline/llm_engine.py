@@ -29,6 +29,7 @@ from engine.model_loader.save_quantized import save_quantized
 from engine.model_loader.vllm_config import DecodingConfig, VllmConfig
 from engine.multimodal.audio_prompts import AudioProcessor
 from engine.multimodal.encoder_text import EncoderTextProcessor
+from engine.multimodal.inputs import split_sampling
 from engine.multimodal.placeholders import locate_media
 from engine.multimodal.processor import MediaProcessor, PreparedMedia
 from engine.multimodal.registry import find_registered_processor
@@ -245,7 +246,7 @@ class LLMEngine:
         if facts.encoder_length:
             return SoundProcessor(facts.num_mels, 2 * facts.encoder_length)
         config = self.core.config
-        options = config.mm_processor_kwargs
+        options, _ = split_sampling(config.mm_processor_kwargs)
         return MediaProcessor(facts.tokenizer_folder, config.pruning_rates, options)
 
     def locate_media(self, entry: TokenPrompt) -> list[MediaItem]:

@@ -31,6 +31,7 @@ from engine.multimodal.inputs import (
     Refusal,
     VoiceDetection,
     folder_version,
+    split_sampling,
 )
 from engine.system.worker_process import WorkerProcess
 from inference.loop.offload import FairThreadPool
@@ -74,10 +75,9 @@ class MediaOptions:
         for name in ("mm_processor_kwargs", "media_io_kwargs"):
             if getattr(chat, name) and not (info.sees or info.max_audios):
                 raise InvalidRequest(f"The model {info.name} takes no images.", param=name)
-        processor = info.mm_processor_kwargs | (chat.mm_processor_kwargs or {})
-        sampling: dict[str, Any] = {
-            name: processor.pop(name) for name in ("fps", "num_frames") if name in processor
-        }
+        processor, sampling = split_sampling(
+            info.mm_processor_kwargs | (chat.mm_processor_kwargs or {})
+        )
         sampling |= (chat.media_io_kwargs or {}).get("video", {})
         default = info.media_io_kwargs.get("video", {})
         return cls(processor, sampling or default, info.pruning_rates)

@@ -73,7 +73,7 @@ def find_media(messages: Sequence[dict[str, Any]], info: ModelInfo) -> list[Medi
     sources = []
     for param, part in iterate_parts(messages):
         kind = part_type(part)
-        if part.get("image_embeds") is not None:
+        if kind in IMAGE_PARTS and part.get("image_embeds") is not None:
             sources.append(_embeds_source(part["image_embeds"], "image", param, info))
         elif kind in (*IMAGE_PARTS, VIDEO_PART):
             name, medium = ("video_url", "video") if kind == VIDEO_PART else _IMAGE

@@ -271,6 +271,9 @@ async def test_pictures_come_as_vectors_where_the_model_takes_them(tmp_path: Pat
         with pytest.raises(InvalidRequest, match=re.escape(why)) as refused:
             find_media(message({"image_embeds": content}), model)
         assert refused.value.param == "messages[0].content[0]"
+    other = {"type": "text", "text": "?", "image_embeds": saved(vectors)}
+    chat = ChatRequest.model_validate({"messages": message(other)})
+    assert find_media(chat.raw_messages, seeing) == []
     for broken in ({"type": "image_embeds"}, {"image_embeds": {"image_grid_thw": "A"}}):
         with pytest.raises((ValueError, InvalidRequest)):
             ChatRequest.model_validate({"messages": message(broken)})

@@ -164,9 +164,11 @@ class VisionDecoder(NativeDecoder):
     def encode(self, kind: str, tensors: MediaTensors) -> Tensor:
         if kind not in self.family.kinds and not (kind == "video" and self.family.takes_videos):
             raise InvalidRequest(f"{self.spec.architecture} takes no {kind}.", param="messages")
-        device = self.ops.device
+        inputs = {name: torch.from_numpy(array.copy()) for name, array in tensors.items()}
+        # Grids, sizes and masks stay on the host, where families read them.
         inputs = {
-            name: torch.from_numpy(array.copy()).to(device) for name, array in tensors.items()
+            name: x.to(self.ops.device) if x.is_floating_point() else x
+            for name, x in inputs.items()
         }
         return inputs[EMBEDS] if EMBEDS in inputs else self.family.encode(inputs)
 

@@ -36,7 +36,7 @@ class Idefics3(VisionFamily):
         mask = tensors.get("pixel_attention_mask")
         patches = self._patch_mask(pixels, None if mask is None else mask.flatten(0, 1))
         x = self._tower.embed(pixels, self._positions(patches))
-        counted = None if bool(patches.all()) else patches.flatten(1)
+        counted = None if bool(patches.all()) else patches.flatten(1).to(x.device)
         (states,) = self._tower.hidden_states(x, (-1,), counted)
         joined = pixel_shuffle(self._tower.last_norm(states), self._factor)
         return self._projection(joined.flatten(0, 1))
@@ -47,7 +47,7 @@ class Idefics3(VisionFamily):
         count, _, height, width = pixels.shape
         if mask is None:
             shape = count, height // size, width // size
-            return torch.ones(shape, dtype=torch.bool, device=pixels.device)
+            return torch.ones(shape, dtype=torch.bool)
         return mask.unfold(1, size, size).unfold(2, size, size).sum(dim=(-1, -2)) > 0
 
     def _positions(self, patches: Tensor) -> Tensor:
@@ -55,10 +55,10 @@ class Idefics3(VisionFamily):
         coordinates in the unpadded image.
         """
         side = self._tower.spec.patches_per_side
-        boundaries = torch.arange(1 / side, 1.0, 1 / side, device=patches.device)
+        boundaries = torch.arange(1 / side, 1.0, 1 / side)
 
         def buckets(filled: Tensor, length: int) -> Tensor:
-            steps = torch.arange(length, device=patches.device, dtype=torch.float32)
+            steps = torch.arange(length, dtype=torch.float32)
             fraction = (steps[None] * (1.0 / filled)[:, None]).clamp(max=1.0 - 1e-6)
             return torch.bucketize(fraction, boundaries, right=True)
 

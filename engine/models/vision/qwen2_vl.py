@@ -4,6 +4,8 @@ vision towers with rotary embedding by row and column, for images of any size.
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import torch
 from torch import Tensor
 
@@ -28,7 +30,7 @@ class Qwen2VL(VisionFamily):
     """
 
     takes_videos = True
-    prunable = ("image", "video")
+    prunable: ClassVar[tuple[str, ...]] = ("image", "video")
 
     def load(self, loader: WeightLoader) -> None:
         vision = self.config["vision_config"]
@@ -114,13 +116,15 @@ class Qwen2VL(VisionFamily):
 
     def _angles(self, coordinates: Tensor) -> Tensor:
         """Return angles [n, head_dim / 2], given each patch's row and column, int64 [n, 2]."""
-        return (coordinates[:, :, None].float() * self._inverse).flatten(1)
+        angles = (coordinates[:, :, None].float() * self._inverse).flatten(1)
+        return angles.to(self._loader.ops.device)
 
 
 class ColQwen2(Qwen2VL):
     """Qwen2-VL as a retrieval model with a short vector per token (arXiv 2407.01449)."""
 
     takes_videos = False
+    prunable = ("image",)
 
     def __init__(self, config: Config) -> None:
         super().__init__(config["vlm_config"])
@@ -234,7 +238,8 @@ class Qwen3VL(Qwen2VL):
         indices, weights = get_vision_interpolation_indices_and_weights(
             grid, self._side, align_corners=True, spatial_merge_size=self._merge
         )
-        positions = (self._positions[indices] * weights[:, :, None]).sum(1)
+        table = self._positions
+        positions = (table[indices] * weights[:, :, None].to(table)).sum(1)
         x = self._patches(tensors["pixel_values"]) + positions
         frames = LengthBatches(frame_starts(grid), x.device)
         rotation = Rotation(self._angles(patch_coordinates(grid, self._merge)))
@@ -259,4 +264,4 @@ def patch_coordinates(grid: Tensor, merge: int) -> Tensor:
     frames, rows, columns = grid[0].tolist()
     cells = torch.stack(torch.meshgrid(torch.arange(rows), torch.arange(columns), indexing="ij"))
     cells = cells.view(2, rows // merge, merge, columns // merge, merge).permute(1, 3, 2, 4, 0)
-    return cells.reshape(-1, 2).repeat(frames, 1).to(grid.device)
+    return cells.reshape(-1, 2).repeat(frames, 1)

@@ -1,6 +1,6 @@
 """`VisionTower` and `TextTower`: CLIP, SigLIP and similar towers, described by `TowerSpec`.
 
-All patches of an image attend to each other. Activations are float32 on a CPU.
+All patches of an image attend to each other. Activations are float32.
 """
 
 from __future__ import annotations
@@ -179,9 +179,9 @@ class Tower:
         if kind == "rms":
             weight = self._loader.vector(f"{full_name}.weight", size)
             return RMSNorm(self._loader.ops, weight, self.spec.norm_eps)
-        vectors = [self._loader.vector(f"{full_name}.{part}", size) for part in ("weight", "bias")]
-        dtype = self._loader.ops.activation_dtype(self._loader.dtype)
-        weight, bias = (vector.to(dtype) for vector in vectors)
+        weight, bias = (
+            self._loader.vector(f"{full_name}.{part}", size) for part in ("weight", "bias")
+        )
         return LayerNorm(size, weight, bias, self.spec.norm_eps)
 
     def _layer(self, index: int) -> VisionLayer:

@@ -91,6 +91,11 @@ class MetaKernels(TritonKernels):
         return torch.empty_like(x)
 
     @staticmethod
+    def encoder_attention(q: Tensor, k: Tensor, v: Tensor, length: int, **more: Any) -> Tensor:
+        on_meta_only(q, k, v)
+        return torch.empty(q.shape, dtype=q.dtype, device=META)
+
+    @staticmethod
     def silu_and_mul(x: Tensor, *args: Any, approximate: str = "") -> Tensor:
         on_meta_only(x, *args)
         return x.new_empty((*x.shape[:-1], x.shape[-1] // 2))

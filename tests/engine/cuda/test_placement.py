@@ -21,6 +21,9 @@ from engine.models.decoder import NativeDecoder
 from engine.models.forward_context import AttentionMetadata, StateStep
 from engine.models.layers.moe import GroupedMoe
 from engine.models.registry import decoder_spec, read_config
+from engine.models.vision.family import VisionDecoder, locate_text
+from engine.models.vision.registry import find_vision_family
+from engine.multimodal.processor import MediaProcessor
 from engine.worker.gpu.graph_dispatcher import CUDAGraphMode
 from engine.worker.gpu.input_buffers import stage_inputs
 from engine.worker.gpu.setup import graph_mode
@@ -28,6 +31,8 @@ from kernels import KernelSet
 from kernels.triton import TritonKernels
 from tests.engine.cuda.meta import META, MetaKernels
 from tests.engine.models import make_model
+from tests.engine.multimodal.models import FAMILIES as SEEING_FAMILIES
+from tests.engine.multimodal.models import picture
 from tests.engine.pooling.models import make as make_encoder
 from tests.survey.recipes import RECIPES
 from tests.survey.tiny import make_checkpoint
@@ -72,6 +77,22 @@ def test_native_models(family: str, dtype: torch.dtype, model_folder: Folder) ->
     model.allocate_kv(4, 16, dtype)
     logits = run_on_meta(model, context())
     assert (logits.device, logits.shape, logits.dtype) == (META, (3, 384), torch.float32)
+
+
+@pytest.mark.parametrize("name", SEEING_FAMILIES)
+def test_encoders_of_pictures(name: str, tmp_path: Path) -> None:
+    SEEING_FAMILIES[name](tmp_path)
+    family = find_vision_family(read_config(tmp_path))
+    assert family is not None
+    weights = WeightReader(tmp_path)
+    spec = locate_text(decoder_spec(family.text_config), weights)
+    assert spec is not None
+    model = VisionDecoder(spec, MetaKernels(), torch.bfloat16, 64)
+    model.family = family
+    model.load(weights, lambda done, total: None)
+    prepared = MediaProcessor(tmp_path).prepare(picture(1, 84, 56))
+    vectors = model.encode("image", prepared.tensors)
+    assert (vectors.device, len(vectors)) == (META, prepared.num_vectors)
 
 
 def test_latents(tmp_path: Path) -> None:

@@ -67,11 +67,13 @@ def test_settings_say_how_media_are_prepared_where_a_request_does_not(tmp_path: 
         str(tmp_path), **options, mm_processor_kwargs={"size": size},
         media_io_kwargs={"video": {"num_frames": 2}},
     )  # fmt: skip
+    same = LLM(str(tmp_path), **options, mm_processor_kwargs={"size": size, "num_frames": 2})
     url = f"data:video/mp4;base64,{base64.b64encode(encoded('mp4', 'mpeg4', count=6)).decode()}"
     chat: list[Any] = [{"role": "user", "content": [{"video_url": url}]}]
     [small] = llm.chat(chat, PARAMS, use_tqdm=False)
     [full] = LLM(str(tmp_path), **options).chat(chat, PARAMS, use_tqdm=False)
     assert len(small.prompt_token_ids or ()) < len(full.prompt_token_ids or ())
+    assert same.chat(chat, PARAMS, use_tqdm=False)[0].prompt_token_ids == small.prompt_token_ids
     image = {"image": picture(1, 84, 56)}
     prompt = {"prompt": "<|vision_start|><image><|vision_end|>", "multi_modal_data": image}
     smaller, larger = (

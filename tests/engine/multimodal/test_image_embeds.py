@@ -79,6 +79,10 @@ def test_vectors_are_refused_by_default_and_where_they_do_not_fit(tmp_path: Path
         (torch.zeros(16, 64, dtype=torch.int64), r"must be float \[n, hidden\]"),
         ({"image_embeds": torch.zeros(16, 64), GRID: torch.tensor([[1, 8, 8]])}, "takes no"),
         ({"image_embeds": "AAAA"}, r"must be float \[n, hidden\]"),
+        (torch.zeros(0, 64), r"must be float \[n, hidden\]"),
+        ({"image_embeds": torch.zeros(16, 64), GRID: torch.tensor([torch.nan] * 3)}, "integers"),
+        (None, "must be PIL images"),
+        ([picture(1, 28, 28)], "must be PIL images"),
     ):
         with pytest.raises(InvalidRequest, match=why):
             run(llm, vectors, prompt=IMAGE_TOKEN)

@@ -150,6 +150,35 @@ def test_frames_that_are_alike_at_another_rate_are_another_video(
     assert slow.digest != fast.digest
 
 
+def test_no_position_is_beyond_the_models_length(
+    family: Callable[[str], tuple[Path, Any, Any]],
+) -> None:
+    """Positions of frames that are far apart: 800 for each two."""
+    folder, _, _ = family("qwen25_vl")
+    options: Any = {"dtype": "float32", "num_gpu_blocks_override": 64}
+    params = SamplingParams(temperature=0, ignore_eos=True, max_tokens=12)
+
+    def asked(fps: float, count: int = 4) -> dict[str, Any]:
+        return {
+            "prompt": f"What {WRAPPED}?",
+            "multi_modal_data": {"video": (frames_of(count), {"fps": fps})},
+        }
+
+    llm, larger = (LLM(str(folder), **options, max_model_len=length) for length in (812, 1000))
+    for fps, count in ((0.005, 4), (1e-6, 4), (1e-300, 2), (0.01, 6)):
+        with pytest.raises(InvalidRequest, match="Positions of the prompt's media") as refused:
+            llm.generate(asked(fps, count), params)
+        assert refused.value.param == "messages"
+    [result], [complete] = (model.generate(asked(0.01), params) for model in (llm, larger))
+    tokens = list(complete.outputs[0].token_ids)
+    assert len(tokens) == 12
+    num_free = len(result.outputs[0].token_ids)
+    assert 0 < num_free < 12
+    assert result.outputs[0].finish_reason == "length"
+    assert list(result.outputs[0].token_ids) == tokens[:num_free]
+    llm.llm_engine.core.check_integrity()
+
+
 def test_models_and_limits_refuse_videos_by_field(
     family: Callable[[str], tuple[Path, Any, Any]],
 ) -> None:

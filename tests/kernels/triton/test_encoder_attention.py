@@ -12,7 +12,7 @@ from engine.models.vision.family import VisionDecoder
 from engine.multimodal.processor import MediaProcessor
 from kernels.triton import TritonKernels
 from kernels.triton.attention import encoder_attention
-from tests.engine.multimodal.models import llava, picture
+from tests.engine.multimodal.models import FAMILIES, picture
 from tests.kernels.test_encoder_attention import expected_attention, make_qkv
 from tests.kernels.tolerance import assert_close
 
@@ -48,10 +48,16 @@ def test_tokens_that_make_no_whole_sequence_are_refused():
         encoder_attention(q, k, v, 4)
 
 
-def test_a_tower_gives_the_vectors_of_other_kernels(forced, tmp_path: Path, monkeypatch) -> None:
-    llava(tmp_path)
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [("llava", "float32"), ("llava", "bfloat16"), ("minicpmv", "bfloat16")],
+)
+def test_a_tower_gives_the_vectors_of_other_kernels(
+    forced, tmp_path: Path, monkeypatch, name: str, dtype: str
+) -> None:
+    FAMILIES[name](tmp_path)
     tensors = MediaProcessor(tmp_path).prepare(picture(1, 60, 40)).tensors
-    options = {"dtype": "float32", "num_gpu_blocks_override": 16, "device": "cpu"}
+    options = {"dtype": dtype, "num_gpu_blocks_override": 16, "device": "cpu"}
     vectors = []
     for kernels in ("triton", "reference"):
         monkeypatch.setenv("QUIRE_KERNELS", kernels)
