@@ -318,7 +318,9 @@ async def completion_job(
         prompts = [[0] * embed.rows for embed in embeds]
         info, texts = served.info, list[EncoderText]()
         if completion.prompts:
-            limit = sampling.prompt_limit(info.max_encoder_tokens or info.max_model_len)
+            limit = sampling.prompt_limit(info.max_model_len)
+            if info.max_encoder_tokens and sampling.truncate_prompt_tokens == -1:
+                limit = info.max_encoder_tokens  # outputs take nothing of an encoder's context
             prompts += await _token_ids(ctx, completion, served, limit)
         encoder_tokens = list(map(len, prompts)) if info.max_encoder_tokens else []
         if encoder_tokens:
@@ -368,7 +370,11 @@ def _for_encoder(
     """Prompts of a model whose encoder reads the given ones: what outputs begin with, and the
     encoder's texts. Raises `InvalidRequest`.
     """
-    for field, is_set in (("suffix", completion.suffix), ("echo", completion.echo)):
+    for field, is_set in (
+        ("suffix", completion.suffix),
+        ("echo", completion.echo),
+        ("prompt_embeds", completion.embeds),
+    ):
         if is_set:
             raise UnsupportedField(
                 f"{field} can't be used: an encoder reads the prompt.", param=field

@@ -229,12 +229,13 @@ def truncate_tokens(token_ids: list[int], limit: int | None, side: str | None = 
 
 def check_prompt_length(chars: int, model: ModelInfo, param: str) -> None:
     """Raise `ContextLengthExceeded` for more characters than fit with any vocabulary."""
-    if chars > model.max_model_len * MAX_PIECE_CHARS:
+    context = model.prompt_context
+    if chars > context * MAX_PIECE_CHARS:
         raise ContextLengthExceeded(
             f"The prompt has {chars} characters, which can't fit the model's context of "
-            f"{model.max_model_len} tokens.",
+            f"{context} tokens.",
             param=param,
-        ).with_counts(chars // MAX_PIECE_CHARS, model.max_model_len)
+        ).with_counts(chars // MAX_PIECE_CHARS, context)
 
 
 def count_chars(value: Any) -> int:

@@ -295,6 +295,8 @@ class Job:
                 max_logprobs=info.max_logprobs,
             )
             self._check_kv_capacity(len(prompt))
+        if self.encoder_tokens:
+            self.check_context()
         self.check_priority()
 
     def _add_adapter_eos(self) -> None:
@@ -307,8 +309,9 @@ class Job:
 
     def check_context(self) -> None:
         """Raise `InvalidRequest` for a prompt beyond the caller's limit."""
-        longest, limit = max(map(len, self.prompts)), self.max_context
-        if self.caller.max_context_tokens is not None and longest > limit:
+        longest = max(map(self.num_prompt_tokens, range(len(self.prompts))))
+        limit = self.caller.max_context_tokens
+        if limit is not None and longest > limit:
             raise InvalidRequest(
                 f"The prompt has {longest} tokens; at most {limit} are allowed for this API key.",
                 param="prompt",

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from engine.contract.messages import EngineRequest
 from engine.contract.sampling_params import SamplingParams
@@ -15,10 +16,11 @@ from engine.text import Tokenizer, render_chat
 from inference.engine_client import client
 from inference.engine_client.client import MAX_PLACED_PER_TICK, get_engine_client
 from inference.engine_client.redis_streams import InboxWriter
-from inference.rendering.prompts import FIM_FORMATS
+from inference.rendering.prompts import FIM_FORMATS, MAX_PIECE_CHARS
 from metering.redis_scripts import redis_key, sync_client
 from tests.inference.conftest import Gateway, generated_tokens
 from tests.inference.scripted import byte_by_byte, says
+from tests.inference.test_prompt_embeds import saved
 from tests.inference.tokenizer_folder import with_added_tokens, with_panicking_decoder
 
 
@@ -432,6 +434,7 @@ async def test_the_encoder_of_a_model_that_has_one_reads_the_prompt(
 ) -> None:
     replica = gateway.fake(eos_after=3)
     replica.model.max_encoder_tokens, replica.model.decoder_start_ids = 12, [7, 8]
+    replica.model.prompt_embeds_size = 4
     texts = [tokenizer.encode("the quick"), tokenizer.encode("the fox")]
     async with gateway.serving(replica):
         reply = await gateway.client.complete(["the quick", "the fox"])
@@ -440,6 +443,7 @@ async def test_the_encoder_of_a_model_that_has_one_reads_the_prompt(
             await gateway.client.complete("the " * 30),
             await gateway.client.complete([1] * 13),
             await gateway.client.complete("the quick", echo=True),
+            await gateway.client.complete("the quick", prompt_embeds=saved(torch.zeros(2, 4))),
         ]
     assert [message.prompt_token_ids for message in replica.received] == [[7, 8]] * 3
     sent = [decode_tensors(message.media_data[message.media[0].digest])["token_ids"].tolist()
@@ -447,6 +451,30 @@ async def test_the_encoder_of_a_model_that_has_one_reads_the_prompt(
     assert sent == [*texts, texts[0]]
     assert reply.json()["usage"]["prompt_tokens"] == sum(map(len, texts)) + 2 * 2
     assert ids.json()["usage"]["prompt_tokens"] == len(texts[0]) + 2
-    assert [refusal.status for refusal in refusals] == [400, 400, 400]
+    assert [refusal.status for refusal in refusals] == [400, 400, 400, 400]
+    assert refusals[3].error["param"] == "prompt_embeds"
     [record, _] = await gateway.usage()
     assert record.prompt_tokens == sum(map(len, texts)) + 2 * 2
+
+
+async def test_an_encoders_text_is_cut_to_what_the_encoder_reads(
+    gateway: Gateway, tokenizer: Tokenizer
+) -> None:
+    replica = gateway.fake(eos_after=3)
+    replica.model.max_encoder_tokens, replica.model.decoder_start_ids = 12, [7]
+    token_ids = tokenizer.encode("the fox " * 9)
+    async with gateway.serving(replica):
+        for limit in (-1, 5):
+            await gateway.client.complete(token_ids, truncate_prompt_tokens=limit, max_tokens=9)
+    sent = [decode_tensors(message.media_data[message.media[0].digest])["token_ids"].tolist()
+            for message in replica.received]  # fmt: skip
+    assert sent == [token_ids[-12:], token_ids[-5:]]
+
+
+async def test_an_encoders_text_may_be_longer_than_the_context_of_outputs(gateway: Gateway) -> None:
+    replica = gateway.fake(max_model_len=10, eos_after=3)
+    replica.model.max_encoder_tokens, replica.model.decoder_start_ids = 50_000, [7]
+    text = "the fox " * (2 * 10 * MAX_PIECE_CHARS // 8)
+    async with gateway.serving(replica):
+        reply = await gateway.client.complete(text, max_tokens=3)
+    assert reply.status == 200

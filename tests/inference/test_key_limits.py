@@ -107,6 +107,16 @@ async def test_a_context_limit_refuses_long_prompts_and_ends_long_outputs(
         assert replica.received[-1].token_cap == 40 - reply["usage"]["prompt_tokens"]
 
 
+async def test_a_context_limit_counts_what_an_encoder_reads(gateway: Gateway) -> None:
+    narrow = await client_with(gateway, max_context_tokens=40)
+    replica = gateway.fake(max_model_len=20)  # outputs' alone
+    replica.model.max_encoder_tokens, replica.model.decoder_start_ids = 100, [7]
+    async with gateway.serving(replica):
+        replies = [await narrow.complete([9] * count, max_tokens=3) for count in (39, 40)]
+    assert [reply.status for reply in replies] == [200, 400]
+    assert "40" in replies[1].error["message"]
+
+
 async def test_fault_22_a_budget_cuts_an_answer_and_then_refuses_with_the_time_to_wait(
     gateway: Gateway,
 ) -> None:
