@@ -36,7 +36,7 @@ from engine.multimodal.inputs import (
 from engine.system.worker_process import WorkerProcess
 from inference.loop.offload import FairThreadPool
 from inference.rendering.media_files import read_source
-from inference.rendering.media_sources import MediaSource, locate_files
+from inference.rendering.media_sources import MediaSource, admit_sources
 from inference.schemas.chat import ChatRequest
 from metering.media import admit_media, charge_media
 from tenants.authentication import Caller
@@ -133,14 +133,14 @@ class MediaPool:
         return answer
 
     async def fetch(self, source: MediaSource, caller: Caller) -> bytes:
-        """Fetch a source's file unchanged, of at most the size of an upload. Raises
-        `InvalidRequest`, `Overloaded`.
+        """Fetch the file of a source that `admit_sources` returned, of at most the size of an
+        upload. Raises `InvalidRequest`, `Overloaded`.
         """
-        [located] = await locate_files([source], caller)
         max_bytes = settings.QUIRE.max_file_bytes
         data, _ = await asyncio.wrap_future(
-            self._fetchers.submit(caller.tenant, lambda: read_source(located, max_bytes))
+            self._fetchers.submit(caller.tenant, lambda: read_source(source, max_bytes))
         )
+        await _charge_fetched(caller, source, data)
         return data
 
     async def read_document(
@@ -212,18 +212,17 @@ class MediaPool:
                 tenant's wait. RateLimited: over a limit on media, before fetching and decoding.
         """
         if isinstance(source, bytes):
-            data = source
-            await admit_media(caller, count=1, num_bytes=len(data), param="file")
+            data, param = source, "file"
+            await admit_media(caller, count=1, num_bytes=len(data), param=param)
         else:
-            await admit_media(caller, count=1, num_bytes=0, param=source.param)
-            data = await self.fetch(source, caller)
-            await charge_media(caller, num_bytes=len(data))
+            [located] = await admit_sources([source], caller)
+            data, param = await self.fetch(located, caller), source.param
         request = msgspec.msgpack.encode(PrepareSoundRequest(data, num_mels, num_frames, detection))
         answer = await self._ask(request, SOUND_TIMEOUT_S, "sound", caller)
         if isinstance(answer, PreparedSound):
             return answer
         message = answer.message if isinstance(answer, Refusal) else "The file isn't sound."
-        raise InvalidRequest(message, param="file")
+        raise InvalidRequest(message, param=param)
 
     def _finish(self, key: bytes, done: asyncio.Future[Answer]) -> None:
         self._preparing.pop(key, None)

@@ -20,7 +20,7 @@ from engine.contract.errors import InvalidRequest
 from engine.contract.messages import ModelInfo
 from engine.multimodal.inputs import Refusal, folder_version
 from engine.multimodal.processor import MediaProcessor
-from inference.rendering import media_files, media_pool
+from inference.rendering import media_files, media_pool, media_sources
 from inference.rendering.media_files import read_source
 from inference.rendering.media_pool import MediaOptions, MediaPool
 from inference.rendering.media_sources import MediaSource, find_media
@@ -109,16 +109,38 @@ async def test_sound_that_a_request_names_may_be_as_large_as_an_upload(
 async def test_sound_over_a_limit_is_not_fetched(monkeypatch: pytest.MonkeyPatch) -> None:
     pool = MediaPool()
 
+    counted = []
+
     async def refuse(caller: Caller, *, count: int, num_bytes: int, param: str) -> None:
-        assert (caller, count, num_bytes) == (CALLER, 1, 0)
+        assert (caller, count) == (CALLER, 1)
+        counted.append(num_bytes)
         raise RateLimited("Too many.", retry_after=1.0, param=param)
 
-    monkeypatch.setattr(media_pool, "admit_media", refuse)
+    monkeypatch.setattr(media_sources, "admit_media", refuse)
     monkeypatch.setattr(pool, "fetch", None)
-    source = MediaSource("https://example.com/speech", "file_url", kind="audio")
-    with pytest.raises(RateLimited) as refused:
-        await pool.prepare_sound(source, 80, 100, CALLER)
-    assert refused.value.param == "file_url"
+    for url in ("https://example.com/speech", "data:;base64," + "A" * 4000):
+        source = MediaSource(url, "file_url", kind="audio")
+        with pytest.raises(RateLimited) as refused:
+            await pool.prepare_sound(source, 80, 100, CALLER)
+        assert refused.value.param == "file_url"
+    assert counted[0] == 0
+    assert counted[1] >= 3000  # known before it is read
+
+
+async def test_sound_that_cannot_be_decoded_is_refused_by_the_name_of_its_field(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pool = MediaPool()
+
+    async def answer(*args: Any) -> Refusal:
+        return Refusal("It isn't sound.")
+
+    monkeypatch.setattr(pool, "_ask", answer)
+    source = MediaSource("data:;base64,AAAA", "file_url", kind="audio")
+    for sound, param in ((source, "file_url"), (b"no sound", "file")):
+        with pytest.raises(InvalidRequest, match="It isn't sound") as refused:
+            await pool.prepare_sound(sound, 80, 100, CALLER)
+        assert refused.value.param == param
 
 
 def test_only_allowed_hosts_are_asked() -> None:
