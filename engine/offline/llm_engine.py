@@ -177,6 +177,11 @@ class LLMEngine:
     ) -> RequestOutputCollector:
         """Queue a tokenized prompt. `max_tokens` is limited to the model's context."""
         longest = self.core.facts.max_model_len
+        if entry.encoder_token_ids is not None and params.truncate_prompt_tokens is not None:
+            raise InvalidRequest(
+                "truncate_prompt_tokens can't be used: an encoder reads the prompt. Cut it before.",
+                param="truncate_prompt_tokens",
+            )
         entry = entry.last(params.prompt_limit(longest))
         remaining_tokens = longest - len(entry.token_ids)
         if params.max_tokens is not None and 0 < remaining_tokens < params.max_tokens:

@@ -50,7 +50,13 @@ MODELS: dict[str, tuple[type, tf.PreTrainedConfig]] = {
     "t5": (tf.T5ForConditionalGeneration, tf.T5Config(**_T5, num_decoder_layers=3)),
     "flan": (
         tf.T5ForConditionalGeneration,
-        tf.T5Config(**_T5, feed_forward_proj="gated-gelu", tie_word_embeddings=False),
+        # The decoder's context is shorter than a text.
+        tf.T5Config(
+            **_T5,
+            feed_forward_proj="gated-gelu",
+            tie_word_embeddings=False,
+            max_position_embeddings=30,
+        ),
     ),
 }
 #: Texts of several lengths, two of them the same.
@@ -244,6 +250,12 @@ def test_what_is_no_text_for_the_encoder_is_refused(prompt: Any, reason: str, ro
     llm = _refusing(_built("bart", root)[0])
     with pytest.raises(InvalidRequest, match=reason):
         llm.generate([prompt], SamplingParams(max_tokens=1))
+
+
+def test_the_beginning_of_an_output_is_never_cut(root: Path) -> None:
+    llm = _refusing(_built("bart", root)[0])
+    with pytest.raises(InvalidRequest, match="truncate_prompt_tokens"):
+        llm.generate(TEXTS[:1], SamplingParams(max_tokens=1, truncate_prompt_tokens=1))
 
 
 @cache

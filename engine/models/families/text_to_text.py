@@ -178,7 +178,7 @@ def t5(config: Config) -> dict[str, Any]:
             max_distance=int(config["relative_attention_max_distance"]),
         ),
         "cross": CrossAttentionSpec(
-            length=int(config["max_position_embeddings"]),
+            length=int(config["n_positions"]),
             bias=False,
             norm="layer.1.layer_norm",
             queries=f"{across}q",
@@ -206,6 +206,7 @@ _T5_DEFAULTS = {
     "relative_attention_num_buckets": 32,
     "relative_attention_max_distance": 128,
     # The length in training; relative biases also work for longer texts.
+    "n_positions": 512,
     "max_position_embeddings": 512,
     "tie_word_embeddings": True,
     "rms_norm_eps": 1e-6,
