@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
+import transformers as tf
 from safetensors.torch import load_file, save_file
 
 from engine.contract.lora import CONFIG_FILE, WEIGHTS_FILE, AdapterRef, adapter_digest
@@ -25,7 +26,8 @@ TARGETS = ("q_proj", "v_proj", "o_proj", "gate_proj", "down_proj")
 
 class Checkpoints:
     """Folders by what a model is: "llama", "qwen2-window" (every second layer has a window),
-    "llava" (it sees), "whisper" (it hears) or "lfm2" (every second one keeps a state).
+    "llava" (it sees), "whisper" (it hears), "mbart" (its encoder reads texts) or "lfm2" (every
+    second one keeps a state).
 
     `adapter` gives one that changes what is said, `merged` the model that has it inside, `draft`
     nearly the model itself: mostly right, and `head` an EAGLE head that learnt some texts.
@@ -52,6 +54,8 @@ class Checkpoints:
             make_whisper(folder, vocab_size=VOCAB, max_target_positions=256)
             make_tokenizer().save_pretrained(folder)
             return folder
+        if kind == "mbart":
+            return _make_mbart(folder)
         return make_model(kind, folder, num_hidden_layers=2)
 
     def _text_part(self, kind: str) -> Path:
@@ -116,6 +120,29 @@ class Checkpoints:
                 weights[name] = weights[name] + (ALPHA / RANK) * up @ down
         save_file(weights, folder / "model.safetensors", {"format": "pt"})
         return folder
+
+
+def _make_mbart(folder: Path) -> Path:
+    torch.manual_seed(0)
+    sides = {
+        f"{side}_{name}": size
+        for side in ("encoder", "decoder")
+        for name, size in {"layers": 2, "attention_heads": 4, "ffn_dim": 96}.items()
+    }
+    special = dict.fromkeys(("pad_token_id", "bos_token_id", "eos_token_id"), 2)
+    config = tf.MBartConfig(
+        vocab_size=VOCAB,
+        d_model=64,
+        max_position_embeddings=256,
+        init_std=0.3,
+        decoder_start_token_id=2,
+        forced_eos_token_id=None,
+        **special,
+        **sides,
+    )
+    tf.MBartForConditionalGeneration(config).save_pretrained(folder)
+    make_tokenizer().save_pretrained(folder)
+    return folder
 
 
 def _is_target(name: str) -> bool:

@@ -23,7 +23,7 @@ from tests.features.checkpoints import Checkpoints
 from tests.features.guesses import Guesses
 from tests.features.workload import LENGTHS, NUM_STATES, Features, Output, Outputs, request
 
-BLOCK = 4
+BLOCK, MAX_LEN = 4, 256
 BLOCKS = 600
 #: What a feature sets.
 SETTINGS: dict[str, dict[str, Any]] = {
@@ -114,13 +114,15 @@ class Lab:
             return "llava"
         if "speech" in features:
             return "whisper"
+        if "encoded texts" in features:
+            return "mbart"
         return "qwen2-window" if "windows" in features else "llama"
 
     def core(self, features: Features, number: int = 0, **changes: Any) -> EngineCore:
         """The engine of these features; another `number` is another replica."""
         settings: dict[str, Any] = {
             "model": str(self.checkpoints.unquantized(self.kind(features))), "dtype": "float32",
-            "served_model_name": "tiny", "max_model_len": 256, "block_size": BLOCK,
+            "served_model_name": "tiny", "max_model_len": MAX_LEN, "block_size": BLOCK,
             "num_gpu_blocks_override": BLOCKS, "enable_prefix_caching": False, "num_threads": 1,
             "max_num_seqs": 10,
         }  # fmt: skip
@@ -130,8 +132,9 @@ class Lab:
             draft = str(self.checkpoints.draft(self.kind(features)))
             settings |= {"speculative_config": {"model": draft, "num_speculative_tokens": 4}}
         if "heads" in features:
-            # Whisper's own are refused, so that any will do.
-            kind = "llama" if "speech" in features else self.kind(features)
+            # With an encoder they are refused, so that any will do.
+            encodes = features & {"speech", "encoded texts"}
+            kind = "llama" if encodes else self.kind(features)
             head = str(self.checkpoints.head(kind, self._plain_texts))
             config = {"method": "eagle", "model": head, "num_speculative_tokens": 4}
             settings |= {"speculative_config": config}
@@ -178,6 +181,8 @@ class Lab:
         needed = max(_max_tokens_of(request) for request in self.requests(features)) // BLOCK + 2
         if "speech" in features:
             needed += NUM_STATES // BLOCK + 1
+        if "encoded texts" in features:
+            needed += MAX_LEN // BLOCK
         for part in _PREEMPTING:
             run = self.run(features, num_gpu_blocks_override=max(needed, int(part * max_blocks)))
             if run.num_preemptions:

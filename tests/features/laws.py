@@ -290,8 +290,8 @@ def pictures(lab: Lab, run: Run) -> None:
     assert any(changed.outputs[key].bits != run.outputs[key].bits for key in keys)
 
 
-def speech(lab: Lab, run: Run) -> None:
-    """What is said depends on the sound, and not on neighbours."""
+def encoded(lab: Lab, run: Run) -> None:
+    """What is said depends on what the encoder reads, and not on neighbours."""
     _check_isolated(lab, run)
     requests = lab.requests(run.features)
     swapped = [
@@ -333,7 +333,8 @@ LAWS: dict[str, Law] = {
     "pooling": pooling,
     "adapters": adapters,
     "pictures": pictures,
-    "speech": speech,
+    "speech": encoded,
+    "encoded texts": encoded,
 }
 
 

@@ -16,7 +16,7 @@ NAMES = (
     *("logprobs", "n > 1", "beams", "token caps", "quantised weights", "narrow caches", "windows"),
     *("states", "bridge", "pooling", "sleep", "async scheduling", "several replicas", "adapters"),
     *("speculation", "draft model", "heads", "pictures", "tier", "disaggregated"),
-    *("ranks", "speech"),
+    *("ranks", "speech", "encoded texts"),
 )
 PAIRS = tuple(itertools.combinations(NAMES, 2))
 #: What can't meet, though nobody refuses it.
@@ -27,6 +27,10 @@ NEVER = {
     frozenset({"windows", "speech"}): "no architecture that runs here has both",
     frozenset({"states", "speech"}): "no architecture that runs here has both",
     frozenset({"pictures", "speech"}): "no architecture that runs here has both",
+    frozenset({"windows", "encoded texts"}): "no architecture that runs here has both",
+    frozenset({"states", "encoded texts"}): "no architecture that runs here has both",
+    frozenset({"pictures", "encoded texts"}): "no architecture that runs here has both",
+    frozenset({"speech", "encoded texts"}): "no architecture that runs here has both",
     frozenset({"pooling", "disaggregated"}): "a prompt without an answer is computed once",
     frozenset({"speculation", "draft model"}): "an engine has one source of drafts",
     frozenset({"speculation", "heads"}): "an engine has one source of drafts",

@@ -20,6 +20,7 @@ from engine.contract.pooling_params import PoolingParams
 from engine.contract.sampling_params import ReasoningParams, SamplingParams
 from engine.contract.structured_outputs import StructuredOutputsParams
 from engine.multimodal.audio import FEATURES
+from engine.multimodal.encoder_text import TEXT, TOKEN_IDS
 from engine.multimodal.inputs import encode_tensors, media_digest
 from inference.parsers.json_tools import HermesParser
 from inference.parsers.tool_grammar import ToolFunction
@@ -51,7 +52,7 @@ OF_TEXT = frozenset({"grammar", "tools", "reasoning", "logprobs", "n > 1", "beam
 PICTURE_START, PICTURE_TOKENS = 3, 16
 #: It means nothing to the models without pictures.
 IMAGE_TOKEN_ID = 312
-#: States that the encoder of the model with ears has.
+#: States that the encoder of the model with ears has, and at most that of texts.
 NUM_STATES = 50
 
 
@@ -114,6 +115,17 @@ def sound_of(number: int) -> dict[str, np.ndarray]:
     """A window of sound as its processor prepares it."""
     values = np.random.default_rng(number).standard_normal((80, 2 * NUM_STATES))
     return {FEATURES: values.astype(np.float32)}
+
+
+def encoder_text_of(number: int) -> dict[str, np.ndarray]:
+    """A text as its processor prepares it, each of another length."""
+    rng = np.random.default_rng(number)
+    return {TOKEN_IDS: rng.integers(50, VOCAB, NUM_STATES - 7 * number)}
+
+
+def _encoder_text(number: int) -> MediaItem:
+    digest = media_digest(TEXT, encode_tensors(encoder_text_of(number)))
+    return MediaItem(TEXT, digest, ())
 
 
 def _sound(number: int) -> MediaItem:
@@ -181,6 +193,8 @@ def request(
         media, tensors = [PICTURES[number]], pixels_of(number)
     if "speech" in features:  # its model takes no prompt without sound
         media, tensors = [SOUNDS[number]], sound_of(number)
+    if "encoded texts" in features:
+        media, tensors = [ENCODER_TEXTS[number]], encoder_text_of(number)
     return EngineRequest(
         request_id=f"{run}-{number}",
         gateway_id="",
@@ -197,3 +211,4 @@ def request(
 #: By the number of the request.
 PICTURES = {number: _picture(number) for number in range(len(LENGTHS)) if asks(number)}
 SOUNDS = {number: _sound(number) for number in range(len(LENGTHS))}
+ENCODER_TEXTS = {number: _encoder_text(number) for number in range(len(LENGTHS))}
