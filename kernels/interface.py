@@ -28,6 +28,7 @@ from kernels.compiled_decoder import (
 from kernels.layers import (
     NO_NORM,
     SLICE_ROWS,
+    Activation,
     ActivationSpec,
     AttentionWeights,
     ExpertLayers,
@@ -38,6 +39,7 @@ from kernels.layers import (
     MlpWeights,
     NormWeights,
     PerHeadLinear,
+    activation,
 )
 from kernels.linear_factory import LinearFactory
 from kernels.logit_edits import LogitEdits, TopLogprobs
@@ -196,9 +198,9 @@ class KernelSet(LinearFactory):
         layer, since layers may store their tokens in different ones. A layer without a cache has no
         attention. `states` are per layer, too; () for none.
 
-        Its results equal those of the separate operations bitwise (except for LayerNorm and
-        activations without a gate, which are close to torch's). The linear layers and experts must
-        belong to this set. Raises ValueError for inconsistent weights.
+        Its results equal those of the separate operations bitwise, except for LayerNorm, which is
+        close to torch's. The linear layers and experts must belong to this set. Raises ValueError
+        for inconsistent weights.
         """
         return None
 
@@ -407,6 +409,10 @@ class KernelSet(LinearFactory):
         tokens. `of`: the rows and tokens of sequences.
         """
         return diagonal_scan(x, decay, states, of)
+
+    def activation(self, name: str) -> Activation:
+        """Return an activation without a gate. Raises KeyError for an unknown one."""
+        return activation(name)
 
     @abstractmethod
     def silu_and_mul(self, x: Tensor) -> Tensor:

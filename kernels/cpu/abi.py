@@ -225,6 +225,7 @@ class DiagonalScan(ctypes.Structure):
 #: Result and arguments of each function.
 FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     "quire_gate_and_mul": (N, [P, P, L, L, N, N, N]),
+    "quire_activate": (N, [P, P, L, L, N, N, N]),
     "quire_paged_attention": (N, [P, N]),
     "quire_read_memory": (N, [P, L, N]),
     "quire_multiply": (N, [L, N]),

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import mmap
 from collections.abc import Iterable, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -31,7 +32,7 @@ from kernels.cpu.library import (
 from kernels.cpu.linear import CODINGS, make_linear
 from kernels.cpu.lora import CpuLora, CpuLoraTemplate, add_lora
 from kernels.cpu.memory import bind_threads, lazy_zeros, leave_threads, num_threads, use_threads
-from kernels.cpu.moe import CpuExperts, CpuHeadLinears
+from kernels.cpu.moe import KINDS, CpuExperts, CpuHeadLinears
 from kernels.cpu.ranks import CpuRankGroup, shared_bytes
 from kernels.cpu.ssm import causal_conv, diagonal_scan, linear_scan
 from kernels.interface import (
@@ -48,6 +49,7 @@ from kernels.interface import (
     StateLayer,
     StateRows,
 )
+from kernels.layers import Activation
 from kernels.linear_factory import RowSlice, WeightFormat
 from kernels.logit_edits import TopLogprobs
 from kernels.lora import LoraLayout, LoraSegment, LoraTemplate, LoraWeights, PackedLora
@@ -212,6 +214,21 @@ class CpuKernels(KernelSet):
 
     def diagonal_scan(self, x: Tensor, decay: Tensor, states: Tensor, of: StateRows) -> Tensor:
         return diagonal_scan(self._library, x, decay, states, of)
+
+    def activation(self, name: str) -> Activation:
+        return partial(self._activate, KINDS[name])
+
+    def _activate(self, kind: int, x: Tensor) -> Tensor:
+        x = x.contiguous()
+        out = torch.empty_like(x)
+        width = x.shape[-1]
+        status = self._library.activate(
+            out.data_ptr(), x.data_ptr(), x.numel() // max(1, width), width, kind, DTYPES[x.dtype],
+            num_threads(),
+        )  # fmt: skip
+        if status:
+            check(status)
+        return out
 
     def silu_and_mul(self, x: Tensor) -> Tensor:
         return self._gate(x, 0)

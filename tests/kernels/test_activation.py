@@ -1,10 +1,11 @@
-"""Gated activations against float64."""
+"""Activations against float64."""
 
 from __future__ import annotations
 
 import pytest
 import torch
 
+from kernels.layers import activation
 from tests.covering import covering
 from tests.kernels.tolerance import assert_close
 
@@ -29,6 +30,17 @@ def test_gelu_and_mul(kernels, threads, dtype, approximate):
     x = (torch.randn(9, 2 * 77) * 3).to(dtype)
     expected = gated(x, lambda gate: torch.nn.functional.gelu(gate, approximate=approximate))
     assert_close(kernels.gelu_and_mul(x, approximate), expected, dtype)
+
+
+@covering(
+    indirect=["threads"], threads=[1, 2], dtype=DTYPES, width=[1, 17, 2048, 5000],
+    name=["silu", "gelu", "gelu_tanh", "relu", "relu2"],
+)  # fmt: skip
+def test_activations_without_a_gate(kernels, threads, dtype, width, name):
+    x = (torch.randn(2, 3, width) * 4).to(dtype)
+    result = kernels.activation(name)(x)
+    assert result.shape == x.shape
+    assert_close(result, activation(name)(x.double()), dtype)
 
 
 def test_extreme_values_stay_finite(kernels):

@@ -26,7 +26,7 @@ from engine.models.supports_lora import SupportsLoRA
 from engine.quantization.packing import DenseSource, LinearPacker
 from kernels import KernelSet, LinearLayer
 from kernels.interface import ActivationSpec
-from kernels.layers import activation, gated_activation
+from kernels.layers import gated_activation
 from kernels.tensors import to_device
 
 
@@ -304,7 +304,7 @@ class EncoderLoader:
         act = (
             gated_activation(self.ops, ActivationSpec(spec.activation))
             if spec.gated
-            else activation(spec.activation)
+            else self.ops.activation(spec.activation)
         )
         return chain(self.linear(index, "up"), act, self.linear(index, "down"))
 

@@ -16,7 +16,7 @@ from torch import Tensor
 from engine.models.layers.linear import MlpWeights
 from kernels import KernelSet
 from kernels.interface import NormWeights
-from kernels.layers import activation, gated_activation
+from kernels.layers import gated_activation
 
 #: A function of a tensor's rows, independent of each other.
 Transform = Callable[[Tensor], Tensor]
@@ -139,6 +139,6 @@ def make_norm(ops: KernelSet, norm: NormWeights, size: int, eps: float) -> Norm:
 def mlp_of(ops: KernelSet, mlp: MlpWeights, gate_scale: float = 1.0) -> Transform:
     """Return up, the activation, down. `gate_scale` multiplies a gated MLP's activated half."""
     spec = mlp.activation
-    act = gated_activation(ops, spec) if mlp.gated else activation(spec.name)
+    act = gated_activation(ops, spec) if mlp.gated else ops.activation(spec.name)
     scale = [] if gate_scale == 1.0 else [ScaleGate(gate_scale)]
     return Sequential(mlp.up, *scale, act, mlp.down)

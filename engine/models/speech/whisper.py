@@ -186,7 +186,7 @@ def make_encoder_layer(spec: WhisperEncoderSpec, loader: WeightLoader, name: str
         mlp_norm=_layer_norm(spec, loader, f"{name}final_layer_norm"),
         mlp=chain(
             linear("fc1", rows=inner, columns=hidden),
-            ungated_activation(spec.activation),
+            ungated_activation(loader.ops, spec.activation),
             linear("fc2", rows=hidden, columns=inner),
         ),
         num_heads=spec.num_heads,

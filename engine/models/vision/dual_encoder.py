@@ -220,7 +220,7 @@ class AttentionPool:
         self._norm: Norm = tower.norm("head.layernorm")
         self._mlp = chain(
             linear("mlp.fc1", spec.intermediate_size, hidden),
-            ungated_activation(spec.activation),
+            ungated_activation(loader.ops, spec.activation),
             linear("mlp.fc2", hidden, spec.intermediate_size),
         )
 

@@ -88,7 +88,7 @@ class Qwen2VL(VisionFamily):
         act = str(self.config["vision_config"]["hidden_act"])
         return chain(
             self._linear(f"{name}.fc1", self._inner, self._hidden),
-            ungated_activation(ACTIVATIONS.get(act, act)),
+            ungated_activation(self._loader.ops, ACTIVATIONS.get(act, act)),
             self._linear(f"{name}.fc2", self._hidden, self._inner),
         )
 

@@ -14,7 +14,6 @@ from engine.models.layers.linear import FusedLinear, LinearPart
 from engine.models.layers.norm import LayerNorm, NoNorm, Norm, RMSNorm, Transform, chain
 from engine.models.weight_loader import WeightLoader
 from kernels import KernelSet
-from kernels.layers import activation
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,15 +134,12 @@ class VisionLayer:
         return x + flat.view(batch, length, hidden)
 
 
-def ungated_activation(name: str) -> Transform:
-    """Return the kernels' activation of this name, or CLIP's "quick_gelu"."""
-    return _quick_gelu if name == "quick_gelu" else activation(name)
-
-
-def _quick_gelu(x: Tensor) -> Tensor:
-    """CLIP's approximation of GELU, x * sigmoid(1.702 x)."""
-    # The same by SiLU, which needs one temporary tensor instead of three.
-    return torch.nn.functional.silu(x * 1.702, inplace=True).mul_(1 / 1.702)
+def ungated_activation(ops: KernelSet, name: str) -> Transform:
+    """Return the kernels' activation of this name, or CLIP's "quick_gelu", x * sigmoid(1.702 x)."""
+    if name != "quick_gelu":
+        return ops.activation(name)
+    silu = ops.activation("silu")
+    return lambda x: silu(x * 1.702).mul_(1 / 1.702)
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,7 +202,7 @@ class Tower:
             mlp_norm=self.norm(layer + names.mlp_norm, spec.norm),
             mlp=chain(
                 linear("mlp.fc1", rows=inner, columns=hidden),
-                ungated_activation(spec.activation),
+                ungated_activation(loader.ops, spec.activation),
                 linear("mlp.fc2", rows=hidden, columns=inner),
                 *scales[1],
             ),

@@ -368,6 +368,9 @@ extern "C" {
 int quire_gate_and_mul(void* out, const void* x, int64_t rows, int64_t width, int kind, int dtype,
                        int threads);
 
+int quire_activate(void* out, const void* x, int64_t rows, int64_t width, int kind, int dtype,
+                   int threads);
+
 int quire_paged_attention(const AttentionArgs* args, int threads);
 
 int quire_read_memory(const void* p, int64_t bytes, int threads);

@@ -66,11 +66,26 @@ void activate(float* out, const float* x, int64_t rows, int64_t width, const Act
 
 }  // namespace quire
 
-extern "C" int quire_gate_and_mul(void* out, const void* x, int64_t rows, int64_t width, int kind,
-                                  int dtype, int threads) {
+namespace {
+
+template <class How>
+int run_any(void* out, const void* x, int64_t rows, int64_t width, int kind, int dtype,
+            int threads) {
   return with_float(dtype, [&](auto* t) {
     auto* to = static_cast<decltype(t)>(out);
     const auto* from = static_cast<decltype(t)>(const_cast<void*>(x));
-    return run_kind<Gated>(to, from, rows, width, Activation{kind, 0, 0}, threads);
+    return run_kind<How>(to, from, rows, width, Activation{kind, 0, 0}, threads);
   });
+}
+
+}  // namespace
+
+extern "C" int quire_gate_and_mul(void* out, const void* x, int64_t rows, int64_t width, int kind,
+                                  int dtype, int threads) {
+  return run_any<Gated>(out, x, rows, width, kind, dtype, threads);
+}
+
+extern "C" int quire_activate(void* out, const void* x, int64_t rows, int64_t width, int kind,
+                              int dtype, int threads) {
+  return run_any<Plain>(out, x, rows, width, kind, dtype, threads);
 }
