@@ -79,6 +79,8 @@ SHAPES = {
 
 def load_ours(folder: Path, tensors: dict[str, Any], dtype: str) -> Callable[[], Any]:
     """A function that encodes the picture."""
+    import torch
+
     from engine import LLM
 
     quantized = {"quantization": "int8"} if dtype == "int8" else {}
@@ -86,6 +88,7 @@ def load_ours(folder: Path, tensors: dict[str, Any], dtype: str) -> Callable[[],
         str(folder), dtype="bfloat16", skip_tokenizer_init=True,
         num_gpu_blocks_override=16, **quantized,
     )  # fmt: skip
+    torch.set_num_threads(1)  # as in a running engine, whose kernels have their own threads
     executor: Any = llm.llm_engine.core.executor
     model = executor.worker.loaded.model
     arrays = {name: tensor.numpy() for name, tensor in tensors.items()}

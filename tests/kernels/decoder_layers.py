@@ -70,6 +70,7 @@ class Layer:
     window: int = 0
     sparse: BlockSparse | None = None
     alibi: Tensor | None = None
+    distance_bias: Tensor | None = None
     sinks: Tensor | None = None
     o: LinearLayer
     attention_out_norm: NormWeights = NO_NORM
