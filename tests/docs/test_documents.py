@@ -23,7 +23,7 @@ PAGES = [
 page = pytest.mark.parametrize("path", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
 #: Words of a line that show that its options are another program's.
 OTHER_PROGRAMS = re.compile(
-    r"python -m|pytest|docker |useradd|systemctl|kubectl |pg_dump|dumpdata|install -D"
+    r"python -m|pytest|torchrun |docker |useradd|systemctl|kubectl |pg_dump|dumpdata|install -D"
     r"|--pace-ms|--only"
 )
 
