@@ -252,10 +252,10 @@ def test_what_is_no_text_for_the_encoder_is_refused(prompt: Any, reason: str, ro
         llm.generate([prompt], SamplingParams(max_tokens=1))
 
 
-def test_the_beginning_of_an_output_is_never_cut(root: Path) -> None:
+def test_a_limit_of_prompts_never_means_the_beginning_of_an_output(root: Path) -> None:
     llm = _refusing(_built("bart", root)[0])
     with pytest.raises(InvalidRequest, match="truncate_prompt_tokens"):
-        llm.generate(TEXTS[:1], SamplingParams(max_tokens=1, truncate_prompt_tokens=1))
+        llm.generate(TEXTS[:1], SamplingParams(max_tokens=1, truncate_prompt_tokens=5))
 
 
 @cache
