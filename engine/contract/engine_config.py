@@ -506,6 +506,9 @@ class EngineConfig(Settings):
         "metrics; on a GPU this waits for each step; needs otlp_traces_endpoint",
     )
     disable_log_stats: bool = cli_field(False, "don't log statistics every few seconds")
+    enable_log_requests: bool = cli_field(
+        False, "log each request's id, lengths and adapter, never its text"
+    )
 
     def __post_init__(self) -> None:
         self._set_defaults()

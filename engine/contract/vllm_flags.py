@@ -557,9 +557,8 @@ _OF_THE_MANUAL: tuple[VllmFlag, ...] = (
     ),
     ignored_flag("kv_cache_metrics", bool, "figures of the KV cache are always counted."),
     ignored_flag("kv_cache_metrics_sample", float, "figures of the KV cache are always counted."),
-    ignored_flag("disable_log_requests", bool, "prompts are never logged."),
-    restricted_flag("enable_log_requests", bool, (False,), "prompts are never logged."),
-    restricted_flag("max_log_len", int, (0,), "prompts are never logged. Leave it out."),
+    ignored_flag("disable_log_requests", bool, "`enable_log_requests` is off by default."),
+    ignored_flag("max_log_len", int, "`enable_log_requests` logs lengths, never texts."),
     restricted_flag(
         "prefix_caching_hash_algo",
         str,

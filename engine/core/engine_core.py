@@ -228,6 +228,14 @@ class EngineCore:
         if self._admit(request):
             self._queue(request)
         self.requests[message.request_id] = request
+        if self.config.enable_log_requests:
+            log.info(
+                "Received request %s: %d prompt tokens, max_tokens %s, adapter %s.",
+                message.request_id,
+                len(message.prompt_token_ids),
+                message.sampling.max_tokens,
+                message.adapter.name if message.adapter else "none",
+            )
         return request
 
     def follow_prefill(self, message: EngineRequest) -> None:

@@ -71,7 +71,8 @@ GROUPS: tuple[tuple[str, str], ...] = (
     ),
     (
         "Operation",
-        "enable_sleep_mode otlp_traces_endpoint collect_detailed_traces disable_log_stats",
+        "enable_sleep_mode otlp_traces_endpoint collect_detailed_traces disable_log_stats "
+        "enable_log_requests",
     ),
 )
 #: Known keys of a mapping, offered as completions.
