@@ -107,10 +107,10 @@ SANITIZERS = {
 
 
 def cache_dir() -> Path:
-    """QUIRE_CACHE_DIR, or ~/.cache/quire."""
-    named = os.environ.get("QUIRE_CACHE_DIR")
+    """Return QUIRE_CACHE_DIR, by default `quire` in the user's cache."""
+    named, base = os.environ.get("QUIRE_CACHE_DIR"), os.environ.get("XDG_CACHE_HOME")
     try:
-        return Path(named) if named else Path.home() / ".cache" / "quire"
+        return Path(named) if named else Path(base or Path.home() / ".cache") / "quire"
     except RuntimeError as error:  # a user without a home, as in containers
         raise CpuKernelsUnavailable(f"QUIRE_CACHE_DIR is unset: {error}") from error
 

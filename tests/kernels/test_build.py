@@ -11,11 +11,13 @@ import subprocess
 import sys
 import tempfile
 import time
+from pathlib import Path
 
 import pytest
 import torch
 
 import kernels
+from engine.system import cache_folder
 from kernels.cpu import CpuKernels, CpuKernelsUnavailable, build, features
 from kernels.cpu import build as workplace
 from kernels.cpu.library import Library
@@ -416,3 +418,19 @@ def test_the_log_says_that_kernels_are_being_built(tiny, caplog):
     caplog.set_level(logging.INFO)
     build.library_for(features.choose("scalar"))
     assert "building the CPU kernels for scalar" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("variables", "folder"),
+    [
+        ({"QUIRE_CACHE_DIR": "/a", "XDG_CACHE_HOME": "/b"}, "/a"),
+        ({"XDG_CACHE_HOME": "/b", "HOME": "/c"}, "/b/quire"),
+        ({"HOME": "/c"}, "/c/.cache/quire"),
+    ],
+)
+def test_libraries_and_converted_files_have_one_cache(monkeypatch, variables, folder):
+    for name in ("QUIRE_CACHE_DIR", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    assert build.cache_dir() == cache_folder.cache_dir() == Path(folder)
