@@ -90,7 +90,7 @@ class LogitEdits(ABC):
 
     @abstractmethod
     def apply_penalties(
-        self, logits: Tensor, penalised: PenaltyRows, table: TokenTable, lengths: Tensor
+        self, logits: Tensor, penalized: PenaltyRows, table: TokenTable, lengths: Tensor
     ) -> None:
         """Penalize the first lengths int32 [n] tokens of each row's slot."""
 

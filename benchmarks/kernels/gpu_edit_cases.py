@@ -36,7 +36,7 @@ def _masked(edits: LogitEdits, logits: Tensor) -> GpuCase:
     )  # fmt: skip
 
 
-def _penalised(edits: LogitEdits, logits: Tensor, tokens: int) -> GpuCase:
+def _penalized(edits: LogitEdits, logits: Tensor, tokens: int) -> GpuCase:
     rows, vocab = logits.shape
     device = logits.device
     tokens = min(tokens, vocab)
@@ -45,12 +45,12 @@ def _penalised(edits: LogitEdits, logits: Tensor, tokens: int) -> GpuCase:
     table = TokenTable(ids.int().contiguous(), counts.int())
     every = torch.arange(rows, dtype=torch.int32, device=device)
     factor = torch.full((rows,), 1.2, device=device)
-    penalised = PenaltyRows(every, every, factor, factor, factor)
+    penalized = PenaltyRows(every, every, factor, factor, factor)
     lengths = torch.full_like(every, tokens)
 
     def check() -> None:
         got, expected = logits.clone(), logits.double()
-        edits.apply_penalties(got, penalised, table, lengths)
+        edits.apply_penalties(got, penalized, table, lengths)
         x = expected.gather(1, ids)
         x = torch.where(x > 0, x / factor[0].double(), x * factor[0].double())
         x = x - factor[0].double() * (counts + (counts > 0))
@@ -59,7 +59,7 @@ def _penalised(edits: LogitEdits, logits: Tensor, tokens: int) -> GpuCase:
     work = logits.clone()
     return GpuCase(
         f"penalties, {tokens} tokens", f"{rows} x {vocab}",
-        lambda: edits.apply_penalties(work, penalised, table, lengths), check,
+        lambda: edits.apply_penalties(work, penalized, table, lengths), check,
         # A sector of 32 bytes is read and written for each token.
         bytes=ids.numel() * (8 + 64),
     )  # fmt: skip
@@ -89,5 +89,5 @@ def edit_cases(kernels: KernelSet, rows: int, vocab: int) -> Iterator[GpuCase]:
         return
     logits = torch.randn(rows, vocab, device=kernels.device) * 2
     yield _masked(kernels.edits, logits)
-    yield _penalised(kernels.edits, logits, 1000)
+    yield _penalized(kernels.edits, logits, 1000)
     yield _scored(kernels.edits, logits)

@@ -40,7 +40,7 @@ class QuantizedWeights(WeightReader):
         inner.release()
         if not self._packed:
             raise ModelLoadError(
-                f"{inner.where}: config.json says that the weights are quantised ({form.name}), "
+                f"{inner.where}: config.json says that the weights are quantized ({form.name}), "
                 "but no layer's are.",
                 param="quantization_config",
             )
@@ -80,7 +80,7 @@ class QuantizedWeights(WeightReader):
         else:
             why = (
                 f"is kept as {str(self._inner.stored_dtype(name)).removeprefix('torch.')}, and "
-                f"nothing beside it says how {self.form.name} quantised it"
+                f"nothing beside it says how {self.form.name} quantized it"
             )
         raise ModelLoadError(f"{self.folder}: {name!r} {why}.", param=name.rpartition(".")[2])
 

@@ -211,7 +211,7 @@ class WeightReader:
         why = f"the checkpoint has no {name!r}"
         if siblings and layer != name:
             why += (
-                f", but {siblings[0]!r}: if that is quantised, config.json lacks its "
+                f", but {siblings[0]!r}: if that is quantized, config.json lacks its "
                 "quantization_config"
             )
         return ModelLoadError(f"{self.folder}: {why}.", param="model")
@@ -351,7 +351,7 @@ def unscaled(where: object, name: str, dtype: object) -> ModelLoadError:
     """Return the error for integers or 8-bit floats without scales."""
     return ModelLoadError(
         f"{where}: {name!r} is kept as {dtype}, and no quantization_config of config.json says how "
-        "it was quantised.",
+        "it was quantized.",
         param="model",
     )
 

@@ -94,7 +94,7 @@ ENGINE_HISTOGRAMS = {
         MODEL_MS,
     ),
     "model_execute_time_milliseconds": HistogramDef(
-        "Milliseconds in the worker, sampling and synchronisation included, while a request was in "
+        "Milliseconds in the worker, sampling and synchronization included, while a request was in "
         "the batch; only with --collect-detailed-traces.",
         MODEL_MS,
     ),

@@ -132,7 +132,7 @@ class PoolingParams(msgspec.Struct, omit_defaults=True, kw_only=True):
         task: "embed", "classify", "score", "token_embed" or "token_classify"; "" for the model's
             own (`resolved_task`).
         dimensions: keep this many of an embedding's first dimensions (Matryoshka models only).
-        use_activation: normalise an embedding, or apply softmax or sigmoid to logits; None: as the
+        use_activation: normalize an embedding, or apply softmax or sigmoid to logits; None: as the
             model's configuration says.
         truncate_prompt_tokens: keep this many of the prompt's first tokens; -1: the model's
             context. Applied when text is tokenized, not by the engine.

@@ -16,7 +16,7 @@ _PARAM = "thinking"
 
 
 class ReasoningParams(msgspec.Struct, omit_defaults=True, forbid_unknown_fields=True):
-    """How to recognise a model's reasoning, in tokens. Structured output begins after it.
+    """How to recognize a model's reasoning, in tokens. Structured output begins after it.
 
     Attributes:
         end: token sequences, each of which ends the reasoning.

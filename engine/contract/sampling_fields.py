@@ -102,7 +102,7 @@ class SamplingFields(msgspec.Struct, omit_defaults=True, forbid_unknown_fields=T
         repetition_detection: end an output that repeats itself (finish reason "repetition").
         logit_bias: {token id: [-100, 100]}. allowed_token_ids: only these may be generated.
         structured_outputs: what the output must look like (a schema, a regex, choices, a grammar).
-        thinking: how to recognise the model's reasoning: `structured_outputs` begin after it, and
+        thinking: how to recognize the model's reasoning: `structured_outputs` begin after it, and
             it may have a budget of tokens.
         output_kind: offline only, for engines that stream; `LLM` always returns final outputs.
         logits_processors: offline only, callables on (generated ids, logits).

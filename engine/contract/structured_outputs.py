@@ -20,7 +20,7 @@ KINDS = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
 _OPTIONS = ("disable_any_whitespace", "disable_additional_properties")
 MAX_WHITESPACE_PATTERN = 256
 #: Default white space between the parts of JSON: none, a space, or a line break and an indent, as
-#: serialisers write it. With more freedom a small model may generate white space endlessly.
+#: serializers write it. With more freedom a small model may generate white space endlessly.
 JSON_WHITESPACE = r"(?: |\n(?: {0,24}|\t{0,12}))?"
 
 

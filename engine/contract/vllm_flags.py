@@ -291,7 +291,7 @@ NEWER: tuple[VllmFlag, ...] = (
         "pt_load_map_location", str, ("cpu",), "files are read on the CPU, part by part."
     ),
     restricted_flag(
-        "quantization_config", dict, ({},), "config.json tells how a checkpoint is quantised."
+        "quantization_config", dict, ({},), "config.json tells how a checkpoint is quantized."
     ),
     restricted_flag("model_class_overrides", dict, ({},), "give a class to `ModelRegistry`."),
     restricted_flag(

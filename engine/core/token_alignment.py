@@ -1,6 +1,6 @@
 """Computes when tokens are spoken, from some heads' attention to the audio, outside the steps.
 
-This is OpenAI's method: the heads' weights are normalised over the tokens, smoothed over time by a
+This is OpenAI's method: the heads' weights are normalized over the tokens, smoothed over time by a
 median, averaged, and the cheapest monotonic path through them gives the start of each token.
 """
 

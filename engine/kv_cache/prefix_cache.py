@@ -5,7 +5,7 @@ begins in it: in a sequence's first block its scope (cache namespace, adapter), 
 or vectors in the prompt from there on. The chain carries each key onwards, so equal prompts of two
 tenants never share a block, while the prompt before an image is shared by all requests with it.
 sha256 makes collisions practically impossible, which matters because a collision would show one
-client's text to another. We lay out the bytes ourselves, rather than by a serialiser, so that
+client's text to another. We lay out the bytes ourselves, rather than by a serializer, so that
 hashes are equal in every process.
 """
 

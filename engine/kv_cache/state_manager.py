@@ -27,7 +27,7 @@ CHECKPOINT_INTERVAL = 64
 IDLE_GAPS = 2
 #: Weight of the last gap in the mean.
 GAP_WEIGHT = 1 / 16
-#: Number of remembered prompts per block of the pool: enough to recognise several times more
+#: Number of remembered prompts per block of the pool: enough to recognize several times more
 #: conversations than there are blocks for states.
 REMEMBERED_PROMPTS = 8
 #: Shorter shared prefixes are cheaper to compute than to remember, unless a prompt ends there.

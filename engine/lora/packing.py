@@ -382,7 +382,7 @@ class AdapterPacker:
             raise InvalidRequest("An encoder has no output layer.", param="target_modules")
         if isinstance(model, NativeDecoder) and model.spec.normalized_head:
             raise InvalidRequest(
-                "Adapters of an output layer with normalised rows aren't supported.",
+                "Adapters of an output layer with normalized rows aren't supported.",
                 param=model.spec.names.lm_head,
             )
         layer: LinearLayer | None = None

@@ -91,7 +91,7 @@ def resolve_quantization(
     if asked == "bitsandbytes" and not name:
         return QuantizationPlan(None, "nf4")
     if name not in CHECKPOINT_METHODS.get(asked, (asked,)) and asked != "fp8":
-        theirs = f"was quantised by {name}" if name else "isn't quantised"
+        theirs = f"was quantized by {name}" if name else "isn't quantized"
         raise ConfigError(
             f"quantization={asked!r} names a format of checkpoints, but this one {theirs}. Leave "
             "it out to take the checkpoint as it is; int8 and int4 round any.",
@@ -412,7 +412,7 @@ def _native(
                 if form is not None:
                     raise ModelLoadError(
                         f"{folder} names {part_folder} as a part: such a checkpoint can't be "
-                        "quantised. Use quantization=int8 or int4.",
+                        "quantized. Use quantization=int8 or int4.",
                         param="model",
                     )
                 if isinstance(weights, WeightReader):  # dummy weights have no names to look up

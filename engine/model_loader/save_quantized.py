@@ -55,7 +55,7 @@ def save_quantized(config: EngineConfig, model: EngineModel, path: str | Path) -
     form = resolve_quantization(folder, read_config(folder), config).form
     if find_gguf(Path(config.model)) or form is not None:
         raise InvalidRequest(
-            f"{config.model} is quantised already: copy it as it is.", param="path"
+            f"{config.model} is quantized already: copy it as it is.", param="path"
         )
     weights = open_checkpoint(folder, config)
     return write_quantized(weights, model.spec, folder, Path(path), quantization)

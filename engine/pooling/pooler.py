@@ -25,7 +25,7 @@ class Pooler:
         hidden_size: the size of its hidden states.
         head: a classifier's head, [n, hidden] -> [n, labels].
         maker: makes heads for adapters that contain one; None if they can't.
-        dense: layers between pooling and normalisation of an embedding.
+        dense: layers between pooling and normalization of an embedding.
         projection: applied to each token's hidden state, in a model for late interaction.
         embedding_size: the size of an embedding before it is truncated.
     """

@@ -1,7 +1,7 @@
 """The files that sentence-transformers writes beside a model: modules, pooling, prompts.
 
 A model is a list of modules (modules.json): the transformer, a pooling, maybe dense layers, maybe
-a normalisation. Weights of dense layers are read by `engine.pooling.heads`.
+a normalization. Weights of dense layers are read by `engine.pooling.heads`.
 """
 
 from __future__ import annotations

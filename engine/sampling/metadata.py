@@ -16,7 +16,7 @@ from engine.contract.sampling_params import SamplingParams
 from engine.sampling.beam_search import candidates_needed, end_tokens
 from engine.sampling.constraints import Constraints
 from engine.sampling.custom_processors import RequestLogitsProcessors
-from engine.sampling.penalties import Penalties, is_penalised
+from engine.sampling.penalties import Penalties, is_penalized
 from engine.sampling.request_state import RequestSamplingState
 from engine.sampling.topk_topp import CANDIDATES, FilterParams, uniforms
 from kernels.logit_edits import LogitEdits
@@ -112,9 +112,9 @@ class SamplingMetadata:
         rows = range(len(params))
         self.constraints = Constraints(states, eos_token_ids, vocab_size, device, edits)
         self.processors = RequestLogitsProcessors(states)
-        penalised = [row for row in rows if is_penalised(states[row])]
-        self.penalties = Penalties(penalised, [states[row] for row in penalised])
-        self.penalised = bool(penalised)
+        penalized = [row for row in rows if is_penalized(states[row])]
+        self.penalties = Penalties(penalized, [states[row] for row in penalized])
+        self.penalized = bool(penalized)
         beams = [row for row in rows if params[row].use_beam_search]
         drawn = [row for row in rows if not params[row].use_beam_search]
         self.beams = self._rows(beams)
@@ -194,7 +194,7 @@ class SamplingMetadata:
     def reads_outputs(self) -> bool:
         """Whether sampling depends on earlier tokens in other ways than through the logits."""
         return bool(
-            self.penalised
+            self.penalized
             or self.beams.rows
             or not self.processors.empty
             or self.constraints.reads_outputs
@@ -203,4 +203,4 @@ class SamplingMetadata:
     @property
     def is_unmodified(self) -> bool:
         """Whether the model's logits are used unchanged."""
-        return self.constraints.empty and self.processors.empty and not self.penalised
+        return self.constraints.empty and self.processors.empty and not self.penalized

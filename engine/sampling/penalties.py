@@ -116,7 +116,7 @@ class GpuPenalties:
         return to_device(torch.tensor(values, dtype=torch.float32), self._device)
 
 
-def is_penalised(state: RequestSamplingState) -> bool:
+def is_penalized(state: RequestSamplingState) -> bool:
     """Whether any penalty differs from its neutral value."""
     params = state.params
     return (

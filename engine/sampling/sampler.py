@@ -16,7 +16,7 @@ from engine.sampling.constraints import suppressed_stop_ids
 from engine.sampling.custom_processors import LogitsProcessors
 from engine.sampling.logprobs import LogprobsComputer, LogprobsTensors, best_candidates
 from engine.sampling.metadata import SamplingMetadata, seeds_of
-from engine.sampling.penalties import GpuPenalties, is_penalised
+from engine.sampling.penalties import GpuPenalties, is_penalized
 from engine.sampling.rejection_sampler import TypicalAcceptanceSampler
 from engine.sampling.request_state import RequestSamplingState
 from engine.sampling.token_bitmask import TokenBitmask, pack_bits
@@ -49,7 +49,7 @@ def logit_edits_for(
         or params.bad_words_token_ids
         or params.logit_bias
         or params.min_tokens
-        or is_penalised(state)
+        or is_penalized(state)
     ):
         return NO_EDITS
 
@@ -329,7 +329,7 @@ class Sampler:
 
     def _assign_penalties(self, batch: SamplingMetadata, edits: LogitEdits | None) -> None:
         """Assign the batch's sequences to the penalties on the device."""
-        if edits is None or not (batch.penalised or self._penalties is not None):
+        if edits is None or not (batch.penalized or self._penalties is not None):
             self._penalties = None
             return
         if self._penalties is None or not self._penalties.has_capacity(
@@ -346,7 +346,7 @@ class Sampler:
             self._custom.update(batch.states)
             self._custom.apply(logits)
         errors = {} if batch.processors.empty else batch.processors.apply(logits)
-        if batch.penalised:
+        if batch.penalized:
             (self._penalties or batch.penalties).apply(logits)
         return errors
 

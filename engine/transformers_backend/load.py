@@ -236,7 +236,7 @@ class Source:
         mapping = self._maker._model_mapping
         if type(self.config) not in mapping:
             raise ModelLoadError(
-                f"{self.folder} brings code of its own, for which quantised checkpoints aren't "
+                f"{self.folder} brings code of its own, for which quantized checkpoints aren't "
                 "read: take the plain one.",
                 param="model",
             )

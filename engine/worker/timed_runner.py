@@ -16,7 +16,7 @@ _T = TypeVar("_T")
 class TimedRunner(Runner):
     """A runner whose results include the duration of their steps.
 
-    On a GPU it synchronises with the device around each forward pass, so steps don't overlap.
+    On a GPU it synchronizes with the device around each forward pass, so steps don't overlap.
     """
 
     def __init__(

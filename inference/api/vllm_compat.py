@@ -278,7 +278,7 @@ class InvocationsView(GatewayView):
     schema = EndpointSchema(
         "Completions",
         post=Endpoint(
-            "Call any endpoint, recognised by the fields",
+            "Call any endpoint, recognized by the fields",
             OpenApiTypes.OBJECT,
             OpenApiTypes.OBJECT,
             streams=True,

@@ -13,7 +13,7 @@ def paged_attention(args: AttentionArgs) -> Tensor:
     from flash_attn_interface import flash_attn_with_kvcache
 
     if not (args.alibi_slopes is args.sinks is args.key_scales is args.value_scales is None):
-        raise ValueError("FLASH_ATTN does neither ALiBi, sinks nor quantised caches")
+        raise ValueError("FLASH_ATTN does neither ALiBi, sinks nor quantized caches")
     window = args.sliding_window
     # Its pages are [page, heads, size]: ours with the first two dimensions transposed.
     result = flash_attn_with_kvcache(

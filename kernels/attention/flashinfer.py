@@ -29,7 +29,7 @@ def paged_attention(args: AttentionArgs) -> Tensor:
     """
     args.check_causal("FLASHINFER")
     if not (args.alibi_slopes is args.sinks is args.key_scales is args.value_scales is None):
-        raise ValueError("FLASHINFER does neither ALiBi, sinks nor quantised caches")
+        raise ValueError("FLASHINFER does neither ALiBi, sinks nor quantized caches")
     q, tables, window = args.q, args.block_tables, args.sliding_window
     _, kv_heads, page, _ = args.key_cache.shape
     lengths = args.seq_lens.cpu()

@@ -26,7 +26,7 @@ def paged_attention(args: AttentionArgs) -> Tensor:
 
     args.check_causal("FLEX_ATTENTION")
     if args.sinks is not None or args.key_scales is not None or args.value_scales is not None:
-        raise ValueError("FLEX_ATTENTION does neither sinks nor quantised caches")
+        raise ValueError("FLEX_ATTENTION does neither sinks nor quantized caches")
     q, window, cap, slopes = args.q, args.sliding_window, args.soft_cap, args.alibi_slopes
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device) if args.out is None else args.out
     gathered = gather_kv(args)

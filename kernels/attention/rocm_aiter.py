@@ -14,7 +14,7 @@ def paged_attention(args: AttentionArgs) -> Tensor:
     from aiter.ops.triton.unified_attention import unified_attention
 
     if not (args.alibi_slopes is args.key_scales is args.value_scales is None):
-        raise ValueError("ROCM_AITER_UNIFIED_ATTN does neither ALiBi nor quantised caches")
+        raise ValueError("ROCM_AITER_UNIFIED_ATTN does neither ALiBi nor quantized caches")
     window = args.sliding_window
     out = torch.empty_like(args.q) if args.out is None else args.out
     # Its pages are [page, token, head, size]: ours with the middle two dimensions transposed.

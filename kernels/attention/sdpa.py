@@ -14,7 +14,7 @@ def paged_attention(args: AttentionArgs) -> Tensor:
     raise_unsupported("TORCH_SDPA", soft_cap=args.soft_cap)
     args.check_causal("TORCH_SDPA")
     if args.sinks is not None or args.key_scales is not None or args.value_scales is not None:
-        raise ValueError("TORCH_SDPA does neither sinks nor quantised caches")
+        raise ValueError("TORCH_SDPA does neither sinks nor quantized caches")
     q, gathered = args.q, gather_kv(args)
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device) if args.out is None else args.out
     token = key = 0

@@ -26,7 +26,7 @@ from kernels.triton.kernel_set import TritonKernels
 from kernels.triton.launch import INTERPRETED, launch
 from kernels.triton.linear import BatchedHeadLinears, TorchLinear, check_heads
 from kernels.triton.moe import fused_experts
-from kernels.triton.quantized.linear import QuantisedLinear
+from kernels.triton.quantized.linear import QuantizedLinear
 
 ROWS = 64
 """Tiles are chosen as for this number of rows, whatever the actual number is."""
@@ -133,7 +133,7 @@ class InvariantTritonKernels(TritonKernels):
     ) -> LinearLayer:
         added = None if bias is None else bias.to(self.device)
         if quantization is not None:
-            return _pin_tile(self._quantised([weight], added, quantization, group_size))
+            return _pin_tile(self._quantized([weight], added, quantization, group_size))
         return InvariantLinear(weight.to(self.device), added, round_inputs=round_inputs)
 
     def make_linear(
@@ -155,6 +155,6 @@ class InvariantTritonKernels(TritonKernels):
 
 def _pin_tile(layer: LinearLayer) -> LinearLayer:
     """Make a quantized layer use the tile for `ROWS` rows."""
-    if isinstance(layer, QuantisedLinear):
+    if isinstance(layer, QuantizedLinear):
         layer.fixed_tile = ROWS
     return layer

@@ -112,7 +112,7 @@ def encode_fp8(x, KIND: tl.constexpr):
 
 
 @triton.jit
-def quantise(x, KIND: tl.constexpr):
+def quantize(x, KIND: tl.constexpr):
     """Convert float32 to the values of a cache: KIND 0 leaves x alone, 1 and 2 give fp8, 3 int8."""
     if KIND == 0:
         return x

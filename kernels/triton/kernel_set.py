@@ -37,7 +37,7 @@ from kernels.triton.quantized import (
     Int8Linear,
     coded_linear,
     grouped_experts,
-    quantised_linear,
+    quantized_linear,
 )
 from kernels.triton.rope import rope_and_cache, rope_and_cache_latents
 from kernels.triton.sampling import TritonLogitEdits, argmax, sample
@@ -92,7 +92,7 @@ class TritonKernels(KernelSet):
     ) -> LinearLayer:
         added = None if bias is None else bias.to(self.device)
         if quantization is not None:
-            return self._quantised([weight], added, quantization, group_size)
+            return self._quantized([weight], added, quantization, group_size)
         return TorchLinear(weight.to(self.device), added, round_inputs=round_inputs)
 
     def make_linear(
@@ -121,13 +121,13 @@ class TritonKernels(KernelSet):
             weight = concatenate_rows(shape, (part.to(form.dtype) for part in moved))
             return self.PackedLinear(weight, bias, round_inputs=form.round_inputs)
         added = None if bias is None else bias.to(self.device)
-        layer = self._quantised(moved, added, form.quantization, form.group_size)
+        layer = self._quantized(moved, added, form.quantization, form.group_size)
         if (layer.out_features, layer.in_features) != shape:
             rows = layer.out_features
             raise ValueError(f"the pieces have {rows} rows, the weight {list(shape)}")
         return layer
 
-    def _quantised(
+    def _quantized(
         self,
         slices: Iterable[Tensor],
         bias: Tensor | None,
@@ -139,7 +139,7 @@ class TritonKernels(KernelSet):
             raise ValueError(f"quantization must be one of {supported}; got {quantization!r}")
         group = 0 if quantization == "fp8" else group_size_for(quantization, group_size)
         moved = (row_slice.to(self.device) for row_slice in slices)
-        return quantised_linear(moved, bias, quantization, group)
+        return quantized_linear(moved, bias, quantization, group)
 
     def _integer_linear(
         self,

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from kernels.tensors import check_caches, check_rotary, check_vector, describe, token_stride
 from kernels.triton.attention.paged import check_cache_scales
-from kernels.triton.fp8 import KINDS, quantise
+from kernels.triton.fp8 import KINDS, quantize
 from kernels.triton.launch import launch
 
 HEADS_AT_ONCE = 8
@@ -86,7 +86,7 @@ def store_kv(
         scale = tl.max(tl.abs(values), 1) / LIMIT
         tl.store(scales + offsets, scale, mask=heads < KV_HEADS)
         values = values * tl.where(scale > 0, 1.0 / tl.maximum(scale, 1e-38), 0.0)[:, None]
-    stored = quantise(values.to(tl.float32), KIND).to(cache.dtype.element_ty)
+    stored = quantize(values.to(tl.float32), KIND).to(cache.dtype.element_ty)
     tl.store(cache + offsets[:, None] * HEAD_SIZE + dims[None, :], stored, mask=inside)
 
 
@@ -220,7 +220,7 @@ def rope_and_cache_latents(
 
 
 def _kind(cache: Tensor) -> tuple[int, float]:
-    """Return the code of the cache's values (see `quantise`), and the largest value."""
+    """Return the code of the cache's values (see `quantize`), and the largest value."""
     kind = 3 if cache.dtype == torch.int8 else KINDS.get(cache.dtype, 0)
     return kind, {0: 1.0, 1: 448.0, 2: 57344.0, 3: 127.0}[kind]
 

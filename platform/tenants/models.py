@@ -352,7 +352,7 @@ class ApiKey(ExportModelOperationsMixin("apikey"), HasMediaLimits):  # type: ign
 
     @property
     def prefix(self) -> str:
-        """The part that may be displayed: enough to recognise the key, not to use it."""
+        """The part that may be displayed: enough to recognize the key, not to use it."""
         return f"{api_keys.PREFIX}{self.public_id}..."
 
     def state(self, now: datetime | None = None) -> str:

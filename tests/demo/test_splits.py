@@ -10,7 +10,7 @@ import pytest
 from demo.evaluate import questions
 from demo.generator.example import Example
 from demo.generator.mixture import long_conversation, stream
-from demo.generator.splits import held_out, normalise
+from demo.generator.splits import held_out, normalize
 
 
 @pytest.fixture(scope="module")
@@ -21,7 +21,7 @@ def trained() -> list[Example]:
 
 def asked(example: Example) -> set[str]:
     """The questions as the split sees them."""
-    return {normalise(key) for key in example.keys}
+    return {normalize(key) for key in example.keys}
 
 
 def test_no_training_conversation_holds_a_held_out_question(trained):
@@ -33,7 +33,7 @@ def test_every_test_question_is_held_out():
 
 
 def test_the_two_sides_share_no_question(trained):
-    tested = {normalise(example.keys[-1]) for example in questions(50)}
+    tested = {normalize(example.keys[-1]) for example in questions(50)}
     assert not tested & set().union(*map(asked, trained))
 
 
@@ -47,8 +47,8 @@ def test_a_held_out_pair_of_numbers_is_never_added_in_training(trained):
 
 
 def test_case_and_punctuation_make_no_other_question():
-    assert normalise("What is 3+4?") == normalise("what is 3 + 4")
-    assert normalise("3 - 4") != normalise("3 + 4")
+    assert normalize("What is 3+4?") == normalize("what is 3 + 4")
+    assert normalize("3 - 4") != normalize("3 + 4")
 
 
 def test_about_the_promised_share_is_held_out():

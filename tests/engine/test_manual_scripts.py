@@ -1,4 +1,4 @@
-"""Longer programs in the shape of vLLM's manual: adapters, saved weights, drafts, quantised models.
+"""Longer programs in the shape of vLLM's manual: adapters, saved weights, drafts, quantized models.
 
 They run with nothing but the name in their imports, their models' folders and their command lines
 changed; `snapshot_download` is a function that names a folder here.
@@ -334,7 +334,7 @@ def test_adapters_beside_the_model(
     run(ADAPTERS, monkeypatch, MODEL=str(model), snapshot_download=lambda repo_id: adapter)
 
 
-def test_adapters_of_a_quantised_model(
+def test_adapters_of_a_quantized_model(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     adapter = str(make_adapter(model, tmp_path / "adapter"))

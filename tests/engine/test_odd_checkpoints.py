@@ -199,7 +199,7 @@ def test_ids_that_are_none_end_nothing(folder: Path) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.int8, torch.uint8, torch.int64, torch.bool])
 def test_integers_are_not_taken_for_weights(folder: Path, dtype: torch.dtype) -> None:
-    """They are quantised in some way that nothing tells of."""
+    """They are quantized in some way that nothing tells of."""
     tensors = load_file(folder / "model.safetensors")
     tensors[NAME] = tensors[NAME].to(dtype)
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})

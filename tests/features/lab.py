@@ -29,7 +29,7 @@ BLOCKS = 600
 SETTINGS: dict[str, dict[str, Any]] = {
     "prefix cache": {"enable_prefix_caching": True},
     "chunks": {"max_num_batched_tokens": 24},
-    "quantised weights": {"quantization": "int8"},
+    "quantized weights": {"quantization": "int8"},
     "narrow caches": {"kv_cache_dtype": "int8"},
     "bridge": {"model_impl": "transformers"},
     "pooling": {"runner": "pooling"},

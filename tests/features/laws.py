@@ -196,9 +196,9 @@ def caps(lab: Lab, run: Run) -> None:
             assert free.outputs[key].tokens[: len(output.tokens)] == output.tokens
 
 
-def quantised(lab: Lab, run: Run) -> None:
+def quantized(lab: Lab, run: Run) -> None:
     """Layers were rounded, and results don't depend on neighbours."""
-    wide = lab.core(run.features - {"quantised weights"})
+    wide = lab.core(run.features - {"quantized weights"})
     assert run.cores[0].facts.decode_bytes < wide.facts.decode_bytes / 2
     _check_isolated(lab, run)
 
@@ -226,7 +226,7 @@ def bridge(lab: Lab, run: Run) -> None:
     """`transformers`' own modules say the same as the native decoder."""
     native = lab.result(run.features - {"bridge"})
     assert run.cores[0].facts.architecture == native.cores[0].facts.architecture
-    if "quantised weights" in run.features:  # of which the two round other layers
+    if "quantized weights" in run.features:  # of which the two round other layers
         _check_isolated(lab, run)
         return
     for key, output in native.outputs.items():
@@ -258,7 +258,7 @@ def adapters(lab: Lab, run: Run) -> None:
     asked = _asked(run)
     if not {"grammar", "tools"} & run.features:
         assert any(output.bits != base.outputs[key].bits for key, output in asked.items())
-    if "quantised weights" in run.features:  # rounded after merging it is another model
+    if "quantized weights" in run.features:  # rounded after merging it is another model
         _check_isolated(lab, run)
         return
     merged = str(lab.checkpoints.merged(lab.kind(run.features)))
@@ -325,7 +325,7 @@ LAWS: dict[str, Law] = {
     "n > 1": several,
     "beams": beams,
     "token caps": caps,
-    "quantised weights": quantised,
+    "quantized weights": quantized,
     "narrow caches": narrow,
     "windows": windows,
     "states": states,

@@ -13,7 +13,7 @@ from tests.features.workload import Features
 
 NAMES = (
     *("prefix cache", "chunks", "preemption", "failover", "grammar", "tools", "reasoning"),
-    *("logprobs", "n > 1", "beams", "token caps", "quantised weights", "narrow caches", "windows"),
+    *("logprobs", "n > 1", "beams", "token caps", "quantized weights", "narrow caches", "windows"),
     *("states", "bridge", "pooling", "sleep", "async scheduling", "several replicas", "adapters"),
     *("speculation", "draft model", "heads", "pictures", "tier", "disaggregated"),
     *("ranks", "speech", "encoded texts"),

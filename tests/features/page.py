@@ -39,7 +39,7 @@ the feature) go through engines with tiny random models. A ✓ means:
   weight format and cache, a request gets what it gets alone.
 
 How each is tested: failover and several replicas are engines in one process, one of which is lost
-with its streams (`manage.py chaos --kills 40` kills processes). Quantised weights and narrow caches
+with its streams (`manage.py chaos --kills 40` kills processes). Quantized weights and narrow caches
 are int8. Every second layer has a window; the model with states is LFM2; the bridge runs Llama;
 pooling takes vectors from Llama; pictures are seen by LLaVA, speech is heard by Whisper, texts are
 encoded by mBART.

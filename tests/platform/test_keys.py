@@ -101,7 +101,7 @@ def test_revoking_twice_keeps_the_first_time(world: World) -> None:
     assert AuditEntry.objects.filter(action="api_key.revoke").count() == 1
 
 
-def test_the_prefix_is_enough_to_recognise_a_key_and_nothing_more(world: World) -> None:
+def test_the_prefix_is_enough_to_recognize_a_key_and_nothing_more(world: World) -> None:
     assert world.secret.startswith(world.key.prefix.removesuffix("..."))
     assert len(world.key.prefix) < 25
 

@@ -32,7 +32,7 @@ from kernels.triton.linear import TorchLinear
 from kernels.triton.lora import TritonLoraSlots
 from kernels.triton.moe.fused_moe import AddedToExperts
 from kernels.triton.moe.grouped_gemm import tile_rows
-from kernels.triton.quantized import Fp8Linear, GroupedExperts, quantised_linear
+from kernels.triton.quantized import Fp8Linear, GroupedExperts, quantized_linear
 
 BF16, F16, F32 = torch.bfloat16, torch.float16, torch.float32
 E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
@@ -117,8 +117,8 @@ def sampled() -> None:
     edits.apply_bitmask(logits, longs, ints(rows, -(-vocab // 32)), empty(rows, dtype=torch.bool))
     table = TokenTable(ints(rows, 2048), ints(rows, 2048))
     edits.update_token_table(table, ints(4, rows))
-    penalised = PenaltyRows(ints(rows), ints(rows), floats, floats, floats)
-    edits.apply_penalties(logits, penalised, table, ints(rows))
+    penalized = PenaltyRows(ints(rows), ints(rows), floats, floats, floats)
+    edits.apply_penalties(logits, penalized, table, ints(rows))
     sampling.sample(logits, empty(rows), longs, doubles, doubles, doubles)
     sampling.argmax(logits)
     sampling.token_logprobs(logits, longs)
@@ -133,11 +133,11 @@ def experts(tokens: int, dtype: torch.dtype) -> None:
     )  # fmt: skip
 
 
-def quantised_experts(quantization: str, tokens: int) -> None:
+def quantized_experts(quantization: str, tokens: int) -> None:
     """The same in few bits, of one layer's shapes."""
 
     def layer(rows: int, columns: int) -> LinearLayer:
-        return quantised_linear([empty(rows, columns)], None, quantization, GROUPS[quantization])
+        return quantized_linear([empty(rows, columns)], None, quantization, GROUPS[quantization])
 
     up, down = layer(1536, 2048), layer(2048, 768)
     experts = ExpertLayers(
@@ -195,7 +195,7 @@ def adapted_experts(tokens: int) -> None:
 
 def product(quantization: str, rows: int, dtype: torch.dtype = BF16) -> None:
     """A layer [6144, 4096] in few bits."""
-    layer = quantised_linear([empty(6144, 4096)], empty(6144), quantization, GROUPS[quantization])
+    layer = quantized_linear([empty(6144, 4096)], empty(6144), quantization, GROUPS[quantization])
     layer(empty(rows, 4096, dtype=dtype))
 
 
@@ -335,12 +335,12 @@ CASES: dict[str, Case] = {
     "sampling": sampled,
     "experts bf16, decode": lambda: experts(64, BF16),
     "experts bf16, prefill": lambda: experts(4096, BF16),
-    "experts int8, decode": lambda: quantised_experts("int8", 64),
-    "experts int8, prefill": lambda: quantised_experts("int8", 4096),
-    "experts int4, decode": lambda: quantised_experts("int4", 64),
-    "experts int4, prefill": lambda: quantised_experts("int4", 4096),
-    "experts fp8, decode": lambda: quantised_experts("fp8", 64),
-    "experts fp8, prefill": lambda: quantised_experts("fp8", 4096),
+    "experts int8, decode": lambda: quantized_experts("int8", 64),
+    "experts int8, prefill": lambda: quantized_experts("int8", 4096),
+    "experts int4, decode": lambda: quantized_experts("int4", 64),
+    "experts int4, prefill": lambda: quantized_experts("int4", 4096),
+    "experts fp8, decode": lambda: quantized_experts("fp8", 64),
+    "experts fp8, prefill": lambda: quantized_experts("fp8", 4096),
     "lora bf16, decode": lambda: adapters(64),
     "lora bf16, prefill": lambda: adapters(4096),
     "lora f32": lambda: adapters(64, F32),

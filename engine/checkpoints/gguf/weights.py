@@ -340,7 +340,7 @@ class GGUFWeights:
         if info.shape != shape and _without_ones(info.shape, shape) == _without_ones(shape, shape):
             info = TensorInfo(info.name, shape, info.kind, info.offset, info.nbytes)
         if len(shape) == 1 and types.BLOCKS[info.kind].values > 1:
-            raise ModelLoadError(f"{self.path}: {stored!r} is quantised.", param="model")
+            raise ModelLoadError(f"{self.path}: {stored!r} is quantized.", param="model")
         self._tally.add(stored if expert is None else f"{stored} {expert}", info.nbytes)
         return self._make_matrix(info, shape, self._order(name, shape[0]), as_rows)
 

@@ -386,7 +386,7 @@ class CompressedTensors(CheckpointFormat):
         if scheme is None:
             suffixes = ("weight_packed", "compressed", "weight")
             suffix = next(suffix for suffix in suffixes if suffix in parts)
-            raise parts.error(suffix, "is quantised, but no config_groups entry is for its layer")
+            raise parts.error(suffix, "is quantized, but no config_groups entry is for its layer")
         return scheme
 
 

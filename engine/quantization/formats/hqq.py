@@ -22,7 +22,7 @@ from engine.quantization.formats.base import (
 from engine.quantization.formats.matrices import GroupedMatrix, row_numbers
 from engine.quantization.packing import Rows, WeightSource
 
-_AXIS = "must be 1: take a checkpoint that was quantised with axis=1"
+_AXIS = "must be 1: take a checkpoint that was quantized with axis=1"
 _PARTS = {8: 1, 4: 2, 3: 10, 2: 4, 1: 8}
 _META = (
     "nbits", "group_size", "shape", "axis", "packing", "unpack_view_dtype", "view_as_float",
@@ -45,7 +45,7 @@ class HQQ(CheckpointFormat):
             raise weights.error("axis", _AXIS)
         for name in ("quant_scale", "quant_zero"):
             if weights.boolean(name, False):
-                raise weights.error(name, "is on: quantised scales and zero points aren't read")
+                raise weights.error(name, "is on: quantized scales and zero points aren't read")
 
     def modules(self, tensors: TensorSource) -> Iterable[str]:
         """See `CheckpointFormat`."""

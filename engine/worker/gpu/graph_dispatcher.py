@@ -51,7 +51,7 @@ LEVELS = {
     2: CUDAGraphMode.FULL_AND_PIECEWISE,
     3: CUDAGraphMode.FULL_AND_PIECEWISE,
 }
-"""Graph mode of each optimisation level."""
+"""Graph mode of each optimization level."""
 
 
 def requested_mode(name: str | None, level: int, enforce_eager: bool) -> CUDAGraphMode:

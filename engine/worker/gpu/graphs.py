@@ -284,7 +284,7 @@ class DeviceForward:
         feed: SampledTokenFeed | None = None,
         more: Sequence[np.ndarray] = (),
     ) -> tuple[Key | None, StagedInputs]:
-        """Choose a graph, and send the inputs to the device in one copy, without synchronising."""
+        """Choose a graph, and send the inputs to the device in one copy, without synchronizing."""
         key = self._key(token_ids, context)
         to = None if key is None else key[1]
         size = len(token_ids) if to is None else to.num_tokens

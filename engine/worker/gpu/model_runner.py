@@ -187,7 +187,7 @@ class LaunchedGpuStep:
 
 
 class GpuModelRunner(ModelRunner):
-    """`ModelRunner` whose steps follow each other without synchronising with the host.
+    """`ModelRunner` whose steps follow each other without synchronizing with the host.
 
     A sampled token stays on the device, where the next step's inputs read it; it is copied to the
     host while that step runs. The host waits for the previous step only if the next step's sampling

@@ -4,9 +4,9 @@ from kernels.triton.quantized.linear import (
     Fp8Linear,
     Int4Linear,
     Int8Linear,
-    QuantisedLinear,
+    QuantizedLinear,
     coded_linear,
-    quantised_linear,
+    quantized_linear,
 )
 from kernels.triton.quantized.moe import GroupedExperts, grouped_experts
 
@@ -15,8 +15,8 @@ __all__ = [
     "GroupedExperts",
     "Int4Linear",
     "Int8Linear",
-    "QuantisedLinear",
+    "QuantizedLinear",
     "coded_linear",
     "grouped_experts",
-    "quantised_linear",
+    "quantized_linear",
 ]

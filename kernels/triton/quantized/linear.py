@@ -62,7 +62,7 @@ class SortedRows:
     scales: Tensor | None
 
 
-class QuantisedLinear(LinearLayer):
+class QuantizedLinear(LinearLayer):
     """A linear layer of a quantized format.
 
     `rows` doesn't check ids, since that would wait for the GPU.
@@ -159,7 +159,7 @@ def _forms(by: SortedRows | None) -> dict[str, Any]:
     return {"SHARED": by.shared, "SCALED": by.scales is not None}
 
 
-class Int8Linear(QuantisedLinear):
+class Int8Linear(QuantizedLinear):
     """A layer with int8 weights and activations: weights have a float16 scale per group, and each
     step computes a scale for each group of a row's activations.
     """
@@ -191,7 +191,7 @@ class Int8Linear(QuantisedLinear):
         return dequantize(self.values[ids], scales, None, 8)[:, : self.in_features]
 
 
-class Int4Linear(QuantisedLinear):
+class Int4Linear(QuantizedLinear):
     """A layer with four-bit weights, two per byte, and a float16 scale per group; activations
     aren't rounded.
     """
@@ -213,7 +213,7 @@ class Int4Linear(QuantisedLinear):
         self.nbytes = sum(part.nbytes for part in parts if part is not None)
 
     def _fitted(self, tile: ProductTile, rows: int, target: Target | None) -> ProductTile:
-        """See `QuantisedLinear`; the tiles of experts have the given number of rows."""
+        """See `QuantizedLinear`; the tiles of experts have the given number of rows."""
         fitted = four_bit_tile(tile, rows)
         return fitted if target is not None else replace(fitted, rows=tile.rows)
 
@@ -263,7 +263,7 @@ class Int4Linear(QuantisedLinear):
         return dequantize(values, self.scales[:, ids].t(), minima, 4)[:, : self.in_features]
 
 
-class Fp8Linear(QuantisedLinear):
+class Fp8Linear(QuantizedLinear):
     """A layer with e4m3 weights and a scale per row, or per group of a row. On devices that
     multiply e4m3 (from 8.9 on) activations are rounded to e4m3, too, with a scale per token
     computed in each step.
@@ -337,9 +337,9 @@ def fp8_weights(weight: Tensor) -> tuple[Tensor, Tensor]:
     return (wide * inverse[:, None]).to(torch.float8_e4m3fn).view(torch.uint8), scales
 
 
-def quantised_linear(
+def quantized_linear(
     slices: Iterable[Tensor], bias: Tensor | None, quantization: str, group: int
-) -> QuantisedLinear:
+) -> QuantizedLinear:
     """Quantize a weight whose rows come in slices, on the device, and return its layer.
 
     `group` is for "int8" and "int4"; "fp8" has none.

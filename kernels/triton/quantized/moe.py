@@ -20,7 +20,7 @@ from kernels.moe import bytes_read, check_experts
 from kernels.triton.launch import INTERPRETED
 from kernels.triton.moe.fused_moe import MAX_EXPERTS, AddedToExperts, add_up, route
 from kernels.triton.moe.grouped_gemm import align, tile_rows
-from kernels.triton.quantized.linear import QuantisedLinear, SortedRows
+from kernels.triton.quantized.linear import QuantizedLinear, SortedRows
 
 MAX_ROWS = 64
 """Maximum rows of a tile."""
@@ -29,13 +29,13 @@ MAX_ROWS = 64
 def stackable(layers: Sequence[LinearLayer]) -> bool:
     """Return whether the layers share a format and shapes, and none reorders its inputs."""
 
-    def form(layer: QuantisedLinear) -> object:
+    def form(layer: QuantizedLinear) -> object:
         tensors = {name: (part.shape, part.dtype) for name, part in layer.tensors().items()}
         return type(layer), layer.in_features, layer.out_features, tensors
 
-    if not all(isinstance(layer, QuantisedLinear) and layer.order is None for layer in layers):
+    if not all(isinstance(layer, QuantizedLinear) and layer.order is None for layer in layers):
         return False
-    first, *rest = (form(cast(QuantisedLinear, layer)) for layer in layers)
+    first, *rest = (form(cast(QuantizedLinear, layer)) for layer in layers)
     return all(other == first for other in rest)
 
 
@@ -43,7 +43,7 @@ class StackedLinear:
     """One layer of all experts, with the tensors of its format stacked."""
 
     def __init__(self, layers: Sequence[LinearLayer]) -> None:
-        self._stacked = copy.copy(cast(QuantisedLinear, layers[0]))
+        self._stacked = copy.copy(cast(QuantizedLinear, layers[0]))
         for name, first in self._stacked.tensors().items():
             stacked = torch.empty(
                 (len(layers), *first.shape), dtype=first.dtype, device=first.device

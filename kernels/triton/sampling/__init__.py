@@ -15,5 +15,5 @@ class TritonLogitEdits(LogitEdits):
     add_bias = staticmethod(logit_edits.add)
     apply_bitmask = staticmethod(logit_edits.keep)
     update_token_table = staticmethod(logit_edits.record)
-    apply_penalties = staticmethod(logit_edits.penalise)
+    apply_penalties = staticmethod(logit_edits.penalize)
     token_logprobs = staticmethod(token_logprobs)

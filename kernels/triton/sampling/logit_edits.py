@@ -84,7 +84,7 @@ def record_kernel(ids, counts, changes, capacity, total, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def penalise_kernel(
+def penalize_kernel(
     logits, rows, slots, lengths, repetition, frequency, presence, ids, counts, capacity,
     VOCAB: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
@@ -127,19 +127,19 @@ def record(table: TokenTable, changes: Tensor) -> None:
     )  # fmt: skip
 
 
-def penalise(logits: Tensor, penalised: PenaltyRows, table: TokenTable, lengths: Tensor) -> None:
+def penalize(logits: Tensor, penalized: PenaltyRows, table: TokenTable, lengths: Tensor) -> None:
     """See `LogitEdits.apply_penalties`."""
     _, vocab = check_logits(logits)
-    capacity, count = _check_table(table), len(penalised.rows)
+    capacity, count = _check_table(table), len(penalized.rows)
     for name, ints in (
-        ("rows", penalised.rows), ("slots", penalised.slots), ("lengths", lengths),
+        ("rows", penalized.rows), ("slots", penalized.slots), ("lengths", lengths),
     ):  # fmt: skip
         check_vector(name, ints, count, torch.int32)
     for name in ("repetition", "frequency", "presence"):
-        check_vector(name, getattr(penalised, name), count, torch.float32)
+        check_vector(name, getattr(penalized, name), count, torch.float32)
     launch(
-        penalise_kernel, (count, triton.cdiv(capacity, PENALTIES_BLOCK)), logits, penalised.rows,
-        penalised.slots, lengths, penalised.repetition, penalised.frequency, penalised.presence,
+        penalize_kernel, (count, triton.cdiv(capacity, PENALTIES_BLOCK)), logits, penalized.rows,
+        penalized.slots, lengths, penalized.repetition, penalized.frequency, penalized.presence,
         table.ids, table.counts, capacity, VOCAB=vocab, BLOCK=PENALTIES_BLOCK, num_warps=4,
     )  # fmt: skip
 

@@ -1,4 +1,4 @@
-"""Model folders whose linear layers are quantised, beside plain ones that stand for the same."""
+"""Model folders whose linear layers are quantized, beside plain ones that stand for the same."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ FILE = "model.safetensors"
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """`packed` is quantised; `dense` has the float32 weights that it stands for, by `weights`."""
+    """`packed` is quantized; `dense` has the float32 weights that it stands for, by `weights`."""
 
     packed: Path
     dense: Path

@@ -75,7 +75,7 @@ def _parts(weight: Tensor, args: QuantizationArgs) -> Tensor:
 
 
 def bitsandbytes4(kind: str, nested: bool, storage: torch.dtype = torch.uint8) -> Writer:
-    """By bitsandbytes' own functions; it dequantises wrongly where widths aren't whole blocks."""
+    """By bitsandbytes' own functions; it dequantizes wrongly where widths aren't whole blocks."""
 
     def write(weight: Tensor) -> Written:
         from bitsandbytes import functional as bnb

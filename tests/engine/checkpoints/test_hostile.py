@@ -422,7 +422,7 @@ def test_packed_weights_that_nothing_is_said_of(
         load(tmp_path)
     for path in pairs("gptq").packed.glob("*.safetensors"):
         (tmp_path / path.name).write_bytes(path.read_bytes())
-    with pytest.raises(ModelLoadError, match=r"no '.*', but '.*': if that is quantised"):
+    with pytest.raises(ModelLoadError, match=r"no '.*', but '.*': if that is quantized"):
         load(tmp_path)
 
 
@@ -495,7 +495,7 @@ def test_methods_that_nothing_here_reads_say_what_to_take(name: str) -> None:
 
 
 @pytest.mark.parametrize("bits", ["int8", "int4"])
-def test_a_quantised_checkpoint_can_be_rounded_further(
+def test_a_quantized_checkpoint_can_be_rounded_further(
     bits: str, pairs: Callable[[str], Pair]
 ) -> None:
     reports = load(pairs("fp8").packed, quantization=bits).load_report()

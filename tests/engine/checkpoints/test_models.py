@@ -1,4 +1,4 @@
-"""Experts, heads, pooling and bridged models whose checkpoints were quantised."""
+"""Experts, heads, pooling and bridged models whose checkpoints were quantized."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def test_the_experts_of_gpt_oss_are_read_exactly(tmp_path: Path, compiler: None)
 
 
 @pytest.mark.parametrize("tied", [True, False])
-def test_a_head_that_was_quantised_by_itself(
+def test_a_head_that_was_quantized_by_itself(
     tied: bool, model_folder: Callable[[str], Path], tmp_path: Path
 ) -> None:
     """Also where config.json ties it to the embedding, which stays as it is."""

@@ -1,4 +1,4 @@
-"""A checkpoint says in one of several places how it was quantised."""
+"""A checkpoint says in one of several places how it was quantized."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_other_places_say_the_same(
 ) -> None:
     folder = pairs("ct").packed
     llm = LLM(str(moved(folder, tmp_path / "moved", index)), quantization="int8", **SMALL)
-    with pytest.raises(InvalidRequest, match="quantised already"):
+    with pytest.raises(InvalidRequest, match="quantized already"):
         llm.save_quantized(tmp_path / "again")
     again = LLM(str(tmp_path / "moved"), **SMALL)
     assert again.load_report() == LLM(str(folder), **SMALL).load_report()
@@ -88,7 +88,7 @@ def test_files_without_a_methods_name_are_read_where_it_is_asked_for(
 ) -> None:
     folder = moved(pairs(kind).packed, tmp_path / "moved", lambda quantization: {})
     (folder / file).write_text(json.dumps(quantization))
-    with pytest.raises(ModelLoadError, match="if that is quantised"):
+    with pytest.raises(ModelLoadError, match="if that is quantized"):
         LLM(str(folder), **SMALL)
     report = LLM(str(folder), quantization=kind, **SMALL).load_report()
     assert report == LLM(str(pairs(kind).packed), **SMALL).load_report()

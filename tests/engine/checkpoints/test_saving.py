@@ -122,7 +122,7 @@ def test_transformers_says_what_the_saved_folder_says(
     assert all(torch.equal(retained_tensors[name], tensors[name]) for name in tables)
     saved, oracle = LLM(str(folder), cpu_kernels=False, **SMALL), Oracle(folder)
     for module in oracle.model.modules():
-        module.quantization_enabled = False  # of inputs: weights were dequantised at load
+        module.quantization_enabled = False  # of inputs: weights were dequantized at load
     for prompt in (PROMPT, [9, 10, 11], [300, 2, 17, 55]):
         token_ids = saved.generate([prompt], GREEDY, use_tqdm=False)[0].outputs[0].token_ids
         assert list(token_ids) == oracle.greedy(prompt, 6)
@@ -136,6 +136,6 @@ def test_what_cannot_be_saved(source: Path, tmp_path: Path) -> None:
         llm.save_quantized(tmp_path)
     llm.save_quantized(tmp_path / "once")
     again = LLM(str(tmp_path / "once"), quantization="int8", **SMALL)
-    with pytest.raises(InvalidRequest, match="quantised already"):
+    with pytest.raises(InvalidRequest, match="quantized already"):
         again.save_quantized(tmp_path / "twice")
     assert not (tmp_path / "twice").exists()

@@ -160,7 +160,7 @@ def test_another_sparse_layout_is_refused_with_those_that_are_read() -> None:
 
 
 def test_a_dense_sparsity_config_is_of_no_weights(tmp_path: Path) -> None:
-    """As checkpoints have it of which the KV cache alone is quantised."""
+    """As checkpoints have it of which the KV cache alone is quantized."""
     from engine.quantization.formats.registry import find_format
 
     assert find_format(sparse("dense")) is None

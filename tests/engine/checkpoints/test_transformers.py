@@ -25,7 +25,7 @@ PACKED = (
     "fp8-block", "fp8-e5m2-block", "bnb-nf4", "bnb-fp4", "bnb-nested", "ct-w4a16", "ct-w3a16",
     "ct-w8a16", "ct-fp8-tensor", "ct-fp8-row",
 )  # fmt: skip
-#: What compressed-tensors runs once it has dequantised all of it.
+#: What compressed-tensors runs once it has dequantized all of it.
 DEQUANTISED = ("ct-w4a16-zeros", "ct-w8a8", "ct-w8-zeros", "ct-mxfp4")
 PROMPTS = [PROMPT, [9, 8, 7, 30, 31], [101, 202, 303, 44]]
 
@@ -58,7 +58,7 @@ def test_tokens_of_packed_weights(name: str, source: Path, tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("name", DEQUANTISED)
-def test_tokens_of_what_it_dequantises(name: str, source: Path, tmp_path: Path) -> None:
+def test_tokens_of_what_it_dequantizes(name: str, source: Path, tmp_path: Path) -> None:
     stored_format = FORMATS[name]
     packed = make_pair(source, tmp_path, stored_format.config, stored_format.write).packed
     config = CompressedTensorsConfig(dequantize=True)  # type: ignore[no-untyped-call]

@@ -206,11 +206,11 @@ def test_rows_of_adapters_that_bring_tokens_have_the_cpus(
     inputs = [{"prompt_token_ids": prompt} for prompt in prompts(len(asked))]
     for index in (3, 4, 8):
         inputs[index]["prompt_token_ids"].append(387 if more > 0 else 370)
-    penalised = SamplingParams(
+    penalized = SamplingParams(
         temperature=0, max_tokens=6, ignore_eos=True, detokenize=False, logprobs=2,
         prompt_logprobs=1, repetition_penalty=1.2, logit_bias={max(383, 383 + more): 100.0},
     )  # fmt: skip
-    kinds = [penalised if index in (3, 8) and more > 0 else PARAMS for index in range(len(asked))]
+    kinds = [penalized if index in (3, 8) and more > 0 else PARAMS for index in range(len(asked))]
 
     def generate_tokens(llm: LLM) -> list[list[int]]:
         outputs = llm.generate(inputs, kinds, use_tqdm=False, lora_request=asked)

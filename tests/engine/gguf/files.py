@@ -99,7 +99,7 @@ def random_blocks(kind: Kind, rows: int, columns: int, seed: int = 0) -> np.ndar
     if kind == Kind.MXFP4:
         raw[..., 0] = raw[..., 0] % 8 + 114  # powers of two that float16 has
     if kind == Kind.Q8_0:
-        raw[..., 2:][raw[..., 2:] == 128] = 0  # -128, which its quantiser doesn't write
+        raw[..., 2:][raw[..., 2:] == 128] = 0  # -128, which its quantizer doesn't write
     return raw.reshape(rows, -1)
 
 

@@ -81,7 +81,7 @@ def test_floats_give_the_tokens_of_the_checkpoint(
     ("kind", "tolerance"), [(Kind.Q8_0, 0.005), (Kind.Q5_0, 0.03), (Kind.Q4_0, 0.06)],
     ids=lambda value: getattr(value, "name", ""),
 )  # fmt: skip
-def test_quantised_files_stay_close_to_the_checkpoint(
+def test_quantized_files_stay_close_to_the_checkpoint(
     kind: Kind, tolerance: float, tmp_path: Path
 ) -> None:
     """By plain torch on a few answers, for it is slow; by the kernels, see test_perplexity.py."""
@@ -180,7 +180,7 @@ def test_a_model_in_parts(tmp_path: Path) -> None:
         make(tmp_path / "model")
 
 
-def test_quantised_experts_stay_in_few_bits(
+def test_quantized_experts_stay_in_few_bits(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(FAMILIES, "mixtral", MORE["mixtral"])

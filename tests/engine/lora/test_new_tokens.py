@@ -178,7 +178,7 @@ def sampled(llm: LLM, params: SamplingParams, *adapters: LoRARequest | None) -> 
     return llm.generate(prompts, params, use_tqdm=False, lora_request=list(adapters))
 
 
-def test_new_tokens_are_chosen_scored_and_penalised(adapter: Path, llm: LLM) -> None:
+def test_new_tokens_are_chosen_scored_and_penalized(adapter: Path, llm: LLM) -> None:
     request = LoRARequest("a", 1, str(adapter))
     only = SamplingParams(
         temperature=0, max_tokens=6, ignore_eos=True, allowed_token_ids=TOKENS, logprobs=5,
@@ -195,11 +195,11 @@ def test_new_tokens_are_chosen_scored_and_penalised(adapter: Path, llm: LLM) -> 
     total = torch.tensor([entry.logprob for entry in wide.values()]).exp().sum()
     assert total == pytest.approx(1, abs=1e-4)
     best = output.token_ids[0]
-    penalised = SamplingParams(
+    penalized = SamplingParams(
         temperature=0, max_tokens=12, ignore_eos=True, allowed_token_ids=TOKENS,
         presence_penalty=2, frequency_penalty=2,
     )  # fmt: skip
-    (other,) = sampled(llm, penalised, request)
+    (other,) = sampled(llm, penalized, request)
     assert other.outputs[0].token_ids[0] == best
     assert set(other.outputs[0].token_ids) == set(TOKENS)  # each is passed over once it came
     bias = SamplingParams(temperature=0, max_tokens=3, ignore_eos=True, logit_bias={TOKENS[2]: 100})

@@ -1,4 +1,4 @@
-"""Adapters beside weights in few bits say what they say beside the same weights dequantised."""
+"""Adapters beside weights in few bits say what they say beside the same weights dequantized."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from .peft_oracle import checkpoint, make_adapter
 from .test_peft_equality import ALL
 
 
-class Dequantised(WeightReader):
+class Dequantized(WeightReader):
     """A checkpoint with the linear weights and tables that a loaded model has of it."""
 
     def __init__(self, folder: Path, model: NativeDecoder) -> None:
@@ -46,7 +46,7 @@ def _rows(layer: object) -> torch.Tensor:
 
 @pytest.mark.parametrize("quantization", ["int8", "int4"])
 @pytest.mark.parametrize("dora", [False, True])
-def test_logits_are_those_of_the_dequantised_base(
+def test_logits_are_those_of_the_dequantized_base(
     tmp_path: Path, quantization: str, dora: bool
 ) -> None:
     folder = checkpoint("llama", tmp_path / "model")
@@ -59,7 +59,7 @@ def test_logits_are_those_of_the_dequantised_base(
     executor.adapters.load(ref)
     apart = executor.adapters.by_digest[ref.digest]  # type: ignore[attr-defined]
     merged = NativeDecoder(merged_spec(model.spec, read), model.ops, torch.float32, 64)
-    merged.load(FloatWeights(Dequantised(folder, model), model.spec, read), lambda *_: None)
+    merged.load(FloatWeights(Dequantized(folder, model), model.spec, read), lambda *_: None)
     merged.allocate_kv(4, 16, torch.float32)
     for prompt in prompts(model.spec.vocab_size):
         ours, theirs = _run(model, prompt, apart), _run(merged, prompt, None)

@@ -48,7 +48,7 @@ def test_a_tower_is_rounded_to_8_bits_and_not_to_4(
 
 
 @pytest.mark.parametrize("name", ["llava", "qwen2_vl"])
-def test_a_tower_that_is_quantised_in_its_checkpoint_is_near_its_weights(
+def test_a_tower_that_is_quantized_in_its_checkpoint_is_near_its_weights(
     tmp_path: Path, name: str
 ) -> None:
     FAMILIES[name](tmp_path)

@@ -25,7 +25,7 @@ def vectors(llm: LLM, prompts: Any, **params: Any) -> torch.Tensor:
 
 
 def expected(folder: Path, prompts: list[list[int]], kind: str) -> torch.Tensor:
-    """What `transformers` gives, pooled and normalised here."""
+    """What `transformers` gives, pooled and normalized here."""
     oracle = AutoModel.from_pretrained(folder, dtype=torch.float32).eval()
     pooled = []
     for prompt in prompts:

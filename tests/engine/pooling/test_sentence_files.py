@@ -39,7 +39,7 @@ def both(folder: Path) -> tuple[np.ndarray, np.ndarray]:
 
 @pytest.mark.parametrize("pooling", ["mean", "cls", "lasttoken"])
 @pytest.mark.parametrize("normalize", [True, False])
-def test_pooling_and_normalisation(folder: Path, pooling: str, normalize: bool) -> None:
+def test_pooling_and_normalization(folder: Path, pooling: str, normalize: bool) -> None:
     write_sentence_files(folder, pooling, normalize=normalize)
     ours, theirs = both(folder)
     np.testing.assert_allclose(ours, theirs, atol=1e-5)

@@ -200,7 +200,7 @@ def test_a_checkpoint_of_another_format_is_not_rounded_by_bitsandbytes(
     packed = make_pair(
         model_folder("llama"), tmp_path, {"quant_method": "fp8"}, writers.fp8("row")
     ).packed
-    with pytest.raises(ConfigError, match="was quantised by fp8"):
+    with pytest.raises(ConfigError, match="was quantized by fp8"):
         LLM(str(packed), load_format="bitsandbytes")
 
 

@@ -210,7 +210,7 @@ def test_bridged_and_native_models_sleep(model_impl: str, model_folder: Folder) 
         assert tokens(llm) == initial_tokens
 
 
-def test_int8_caches_and_quantised_weights_wake_up(model_folder: Folder) -> None:
+def test_int8_caches_and_quantized_weights_wake_up(model_folder: Folder) -> None:
     llm = make(model_folder("llama"), kv_cache_dtype="int8", quantization="int8")
     initial_tokens = tokens(llm)
     llm.sleep(2)

@@ -157,7 +157,7 @@ def test_a_keyword_that_cant_be_written_by_others_stays(schema: Any) -> None:
 
 
 @pytest.mark.parametrize("gap", ["", " ", "\n", "\n  ", "\n" + " " * 24, "\n\t\t"])
-def test_fault_98_white_space_is_as_serialisers_write_it(accepts: Any, gap: str) -> None:
+def test_fault_98_white_space_is_as_serializers_write_it(accepts: Any, gap: str) -> None:
     assert accepts(A, f'{{{gap}"a":{gap}1{gap}}}')
     assert re.fullmatch(JSON_WHITESPACE, gap)
 

@@ -1,4 +1,4 @@
-"""Quantised checkpoints on the Triton kernels, in the interpreter: what they keep as it is."""
+"""Quantized checkpoints on the Triton kernels, in the interpreter: what they keep as it is."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ BASE_KERNELS = {
     "merge_kernel", "rope_kernel", "rope_latents_kernel", "rms_norm_kernel", "gate_kernel",
     "scan_kernel",
     "select_kernel", "gather_kernel", "choose_kernel", "sort_kernel", "search_kernel",
-    "first_kernel", "embed_kernel", "penalise_kernel", "logprobs_kernel", "record_kernel",
+    "first_kernel", "embed_kernel", "penalize_kernel", "logprobs_kernel", "record_kernel",
     "edit_kernel", "bitmask_kernel", "slot_kernel",
     "conv_kernel", "history_kernel", "diagonal_kernel", "linear_scan_kernel",
 }  # fmt: skip

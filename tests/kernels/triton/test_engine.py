@@ -48,7 +48,7 @@ def test_experts_run_fused(forced, tmp_path):
 
 
 @pytest.mark.parametrize("quantization", ["int8", "int4", "fp8"])
-def test_quantised_weights_stay_small_and_run(quantization, forced, tmp_path):
+def test_quantized_weights_stay_small_and_run(quantization, forced, tmp_path):
     """int8 and int4 have the CPU's weights, so almost its logits; fp8 is the GPU's own."""
     folder = make_model("llama", tmp_path, num_hidden_layers=1, **FEW_HEADS)
     settings = {"dtype": "float32", "num_gpu_blocks_override": 40, "max_model_len": 64}

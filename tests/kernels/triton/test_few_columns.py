@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from kernels.triton.launch import Target, watch
-from kernels.triton.quantized import quantised_linear
+from kernels.triton.quantized import quantized_linear
 from kernels.triton.quantized import tile_sizes as tiles
 
 HOPPER = Target(90, 132)
@@ -15,7 +15,7 @@ HOPPER = Target(90, 132)
 def programs(quantization, columns, rows, monkeypatch, **changes):
     """Of the product of a layer [columns, 256]."""
     monkeypatch.setattr(tiles, "INTERPRETED", False)
-    layer = quantised_linear(
+    layer = quantized_linear(
         [torch.empty(columns, 256, device="meta")],
         None,
         quantization,

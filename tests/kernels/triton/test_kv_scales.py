@@ -225,7 +225,7 @@ def test_a_file_of_scales_is_for_the_native_decoder(folder, other):
         load(folder, **scale_file(folder), **other)
 
 
-def test_a_checkpoint_that_quantises_its_cache_alone_is_taken():
+def test_a_checkpoint_that_quantizes_its_cache_alone_is_taken():
     scheme = {"num_bits": 8, "type": "float"}
     raw = {"quant_method": "compressed-tensors", "config_groups": {}, "kv_cache_scheme": scheme}
     assert find_format(raw) is None

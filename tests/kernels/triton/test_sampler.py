@@ -61,7 +61,7 @@ def test_penalties_follow_the_outputs_from_step_to_step():
             one.output_token_ids.append(token)
 
 
-def test_penalised_outputs_outgrow_what_was_set_aside():
+def test_penalized_outputs_outgrow_what_was_set_aside():
     on_device, baseline_sampler = Sampler((), OPS), Sampler()
     one = state(SamplingParams(temperature=0, presence_penalty=2.0), output=range(3))
     for length in (3, 250, 600):
@@ -135,7 +135,7 @@ def test_choosing_never_waits_for_the_device():
             choice = sampler.sample_async(logits, states, mask)
             assert choice.token_ids.device.type == "meta"
     kinds = {
-        "edit_kernel", "bitmask_kernel", "record_kernel", "penalise_kernel", "scan_kernel",
+        "edit_kernel", "bitmask_kernel", "record_kernel", "penalize_kernel", "scan_kernel",
         "select_kernel", "gather_kernel", "choose_kernel", "sort_kernel", "search_kernel",
         "logprobs_kernel",
     }  # fmt: skip

@@ -131,7 +131,7 @@ def test_wrong_settings_are_refused():
         argmax(logits.double())
 
 
-def penalised(rows, slots):
+def penalized(rows, slots):
     tensors = [torch.tensor(indexes, dtype=torch.int32) for indexes in (rows, slots)]
     return PenaltyRows(
         *tensors, torch.tensor([1.5, 0.8]), torch.tensor([0.5, -1.0]), torch.tensor([0.3, 2.0])
@@ -144,7 +144,7 @@ def test_penalties_touch_only_what_is_named():
     changes = [(3, 0, 3, 1), (3, 1, 49, 0), (1, 0, 0, 2), (1, 1, 7, 0), (1, 2, 8, 5)]
     EDITS.update_token_table(table, torch.tensor(changes, dtype=torch.int32).T)
     assert int((table.ids != 7).sum()) == 4
-    expected, factors = logits.double(), penalised([0, 2], [3, 1])
+    expected, factors = logits.double(), penalized([0, 2], [3, 1])
     for slot, _, token, count in changes:
         index = 0 if slot == 3 else 1
         value, factor = float(expected[2 * index, token]), float(factors.repetition[index])
