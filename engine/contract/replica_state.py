@@ -124,7 +124,7 @@ class LoadPhase(msgspec.Struct, omit_defaults=True, kw_only=True):
 
 
 LoadPhaseCallback = Callable[[LoadPhase], None]
-#: Of this process: it loads one model at a time, but downloads in several threads.
+#: This process's callbacks: it loads one model at a time, but downloads in several threads.
 _watchers: list[LoadPhaseCallback] = []
 
 
@@ -171,7 +171,7 @@ class Numerics(msgspec.Struct, omit_defaults=True, kw_only=True, frozen=True):
 
 
 class PoolingInfo(msgspec.Struct, omit_defaults=True, kw_only=True):
-    """What gateways must know about a pooling model.
+    """Facts for gateways about a pooling model.
 
     Attributes:
         embedding_size: size of a full embedding, or number of labels of a classifier.
@@ -221,7 +221,7 @@ class WeightsInfo(msgspec.Struct, omit_defaults=True, kw_only=True):
 
 
 class ModelInfo(msgspec.Struct, omit_defaults=True, kw_only=True):
-    """What gateways must know about a replica's model to check and render requests.
+    """Facts for gateways about a replica's model, to check and render requests.
 
     `path` is the folder with tokenizer files; gateways and replicas share it by volume or by image.
     `tasks` is "generate", or the tasks of a pooling model (`engine.contract.pooling_params`);
@@ -315,7 +315,7 @@ class EngineStats(msgspec.Struct, omit_defaults=True, kw_only=True):
     avg_generation_throughput_toks_per_s: float = 0.0
     prefix_cache_queries_total: int = 0
     prefix_cache_hits_total: int = 0
-    #: Of the last 1,000 started sequences, in [0, 1].
+    #: Over the last 1,000 started sequences, in [0, 1].
     prefix_cache_hit_rate: float = 0.0
     #: Images, videos and audios that sequences needed encoded, and those that were encoded already.
     mm_cache_queries_total: int = 0

@@ -178,7 +178,7 @@ class Device(ABC):
 
     @property
     def arithmetic(self) -> tuple[str, str]:
-        """What determines the bits of its results: the kind of hardware, and the kernels' build."""
+        """Return what determines the bits of its results: the hardware and the kernels' build."""
         build = f"{self.kernels.name} {self.kernels.version}".strip()
         return self.name, f"{build}, torch {torch.__version__}"
 

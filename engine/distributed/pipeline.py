@@ -25,7 +25,7 @@ from kernels.errors import RankError, RankTimeout
 
 #: A stage may wait for a long prompt's layers in the stage before it.
 RECEIVE_TIMEOUT_S = 300.0
-#: Of what is on its way, between two parts.
+#: Maximum time between two parts of a message.
 _STALL_TIMEOUT_S = 10.0
 #: Between looks at the failure flag.
 _POLL_MS = 50

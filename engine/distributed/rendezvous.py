@@ -29,7 +29,7 @@ JOIN_TIMEOUT_S = 300.0
 #: Timeout of a connection's first message; connections without it aren't from a rank.
 _HELLO_TIMEOUT_S = 5.0
 _POLL_S = 0.05
-#: Of the keys of an engine's ranks, and the key of their memory's size.
+#: The prefix of the keys of an engine's ranks, and the key of their memory's size.
 STORE_PREFIX, MEMORY_KEY = "quire", "memory_bytes"
 _HELLO = struct.Struct("<16sI16s")
 

@@ -102,7 +102,7 @@ class Executor(Protocol):
         """Called after warm-up: use idle time to prepare for later steps."""
 
     def read_numerics(self) -> Numerics | None:
-        """What determines the bits of the model's tokens, once it is loaded; None, with a logged
+        """Return what determines the bits of the loaded model's tokens; None, with a logged
         warning, if the model's files can't be read any more.
         """
 

@@ -177,7 +177,7 @@ class MultiprocExecutor(UniProcExecutor):
 
     @property
     def process_ids(self) -> list[int]:
-        """Of the ranks from 1 on."""
+        """Ids of the processes of ranks 1 and higher."""
         return self._ranks.process_ids
 
     def load(self, progress: Callable[[int, int], None]) -> ModelFacts:

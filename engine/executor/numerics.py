@@ -1,4 +1,4 @@
-"""What determines the bits of a replica's tokens; gateways choose a stream's next replica by it."""
+"""What determines the bits of a replica's tokens, by which a stream's next replica is chosen."""
 
 from __future__ import annotations
 

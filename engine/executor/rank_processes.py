@@ -235,7 +235,7 @@ class RankProcesses:
 
     @property
     def process_ids(self) -> list[int]:
-        """Of the ranks from 1 on."""
+        """Ids of the processes of ranks 1 and higher."""
         return [handle.pid for handle in self._handles]
 
     def broadcast(self, command: str, body: Any = None) -> None:

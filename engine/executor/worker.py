@@ -457,7 +457,7 @@ class Worker:
         )
 
     def read_numerics(self) -> Numerics | None:
-        """What determines the bits of this worker's tokens; None if files can't be read any
+        """Return what determines the bits of this worker's tokens; None if files can't be read any
         more.
         """
         return read_numerics(self._config, self.device.arithmetic, self.loaded.dtype)

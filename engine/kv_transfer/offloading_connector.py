@@ -118,7 +118,7 @@ class OffloadingConnector(KVConnectorBase):
         self._step = 0
         self._filled = FilledBlocks(layout, block_size)
         self._read_ahead = None if storage is None else ReadAhead(storage, host, block_size)
-        #: Of preempted sequences: number of saved tokens, and the step that saves them.
+        #: For each preempted sequence, the number of saved tokens and the step that saves them.
         self._swapped: dict[int, tuple[int, int]] = {}
         self._swap_outs: list[SavedBlocks] = []
         #: The last match, since the head of the queue may be looked up in many steps.

@@ -234,7 +234,7 @@ def _is_wildcard(host: str) -> bool:
 
 
 def _receive(peer: socket.socket, num_bytes: int) -> bytes:
-    """So many bytes, or fewer if the other side closes. Raises `OSError`, after `LEASE_S` too."""
+    """Read this many bytes, or fewer if the other side closes. Raises `OSError` after `LEASE_S`."""
     buffer = bytearray(num_bytes)
     view, position = memoryview(buffer), 0
     deadline = time.monotonic() + LEASE_S

@@ -26,7 +26,7 @@ _SECRET = "secret"
 #: The bucket is listed, and the oldest records are deleted, whenever a 32nd of the capacity was
 #: written; so much is kept free.
 _NUM_PARTS = 32
-#: What one request can delete.
+#: Maximum objects deleted by one request.
 _MAX_DELETED = 1000
 
 

@@ -23,8 +23,8 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from engine.kv_transfer.block_buffers import Payload
 
-#: Of a block's record, which ends with the sealed block: magic, length of that, key, nonce,
-#: checksum of these and of the sealed block, for those who can't open it; and whose it is.
+#: Header of a block's record, before the sealed block: magic, that block's length, key, nonce,
+#: checksum of these and of the sealed block, for readers without the tenant's key; and the owner.
 HEADER = struct.Struct("<4sI32s12sQ4s")
 _MAGIC = b"QKV2"
 NONCE_BYTES = 12

@@ -47,7 +47,7 @@ _scratch = threading.local()
 
 @dataclass(frozen=True, slots=True)
 class _Template:
-    """What adapters of one layout have in common.
+    """The common properties of adapters with the same layout.
 
     Attributes:
         rank: maximum rank of their modules.

@@ -140,7 +140,7 @@ class _Position:
 
 @dataclass(slots=True)
 class DeltaTracker:
-    """What has been delivered of each output and of the prompt's log probabilities."""
+    """The parts of each output and of the prompt's log probabilities that have been delivered."""
 
     marks: dict[int, _Position] = field(default_factory=dict)
     prompt: bool = False

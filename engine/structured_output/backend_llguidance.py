@@ -137,7 +137,7 @@ def short(message: str) -> str:
 
 
 _KEY = '{"'
-#: What holds values, not schemas.
+#: Keywords whose content is values, not schemas.
 _VALUES = ("enum", "const", "default", "examples")
 
 

@@ -44,7 +44,7 @@ class BitmaskBuilder:
         self._executor = LLExecutor(num_threads=min(MAX_THREADS, max(1, cores // 2)))
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="grammar-masks")
         self._buffer = np.zeros((0, num_words), dtype=np.int32)
-        #: Of rows whose state names no other.
+        #: The vocabulary for rows whose adapter adds no tokens.
         self._models = GrammarVocabulary(num_words, eos_token_ids)
         #: The longest recent duration of a row.
         self._row_s = INLINE_BUDGET_S

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class GrammarSpec:
-    """What to compile.
+    """A grammar to be compiled.
 
     Attributes:
         data: UTF-8 JSON {"kind", "source", "options"}.

@@ -20,7 +20,7 @@ from engine.text.adapter_tokenizers import AdapterTokenizers
 from engine.text.tokenizer import Tokenizer
 
 PARAM = "structured_outputs"
-#: Of adapters, that are kept, each of which takes megabytes.
+#: Maximum cached vocabularies of adapters, each of which takes megabytes.
 MAX_CACHED = 4
 #: Texts of tokens that an adapter may add to the model's, in all: a grammar's backend takes many
 #: times as much for them.
@@ -43,7 +43,7 @@ class TokenizerSource:
         return b""
 
     def tokenizer(self, base: Tokenizer) -> Tokenizer:
-        """Who knows their texts; `base`: the model's."""
+        """Return the tokenizer for their texts; `base` is the model's."""
         return base
 
 
@@ -146,7 +146,7 @@ class AdapterVocabulary(TokenizerSource):
 
 
 def source_of(request: Request) -> TokenizerSource:
-    """Of a request, whose adapter is there if it has one."""
+    """Return the vocabulary of a request, whose adapter must be loaded if it has one."""
     adapter = request.message.adapter
     if adapter is None or not (adapter.tokenizer or request.vocab_size):
         return BASE_MODEL

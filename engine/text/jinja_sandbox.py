@@ -66,7 +66,7 @@ DEFAULT_LIMITS = RenderLimits()
 
 
 class _Budget(threading.local):
-    """What remains of this thread's limits."""
+    """The remaining limits of this thread."""
 
     steps = 0
     deadline = 0.0

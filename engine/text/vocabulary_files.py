@@ -76,7 +76,7 @@ _CHATGLM_TOKENS = (
 
 @dataclass(frozen=True)
 class _Rule:
-    """What a tokenizer's Python code does beyond its vocabulary file.
+    """The behavior of a tokenizer's Python code beyond its vocabulary file.
 
     Attributes:
         file: the vocabulary's file name.

@@ -66,7 +66,7 @@ class CompiledStepRunner:
         self._sampler = sampler
         self._vocab_size = vocab_size
         self._max_rows = MAX_LOGITS // vocab_size
-        #: What the call is bound to: the sequences of the previous step.
+        #: The sequences of the previous step, to which the call is bound.
         self._seq_ids: list[int] = []
         self._single_token_counts: list[int] = []
         self._masked = False

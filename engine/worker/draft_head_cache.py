@@ -430,7 +430,7 @@ class LayerDraftRounds:
                 (target_slots // size, target_slots % size),
             )
         self._on_device = memory.on_device
-        #: Of each row's next draft; on the heads' device, where they are incremented.
+        #: Positions of each row's next draft, on the heads' device, where they are incremented.
         self._positions, self._next = memory.on_device(computed - 1), memory.on_device(following)
         self._lengths, self._tables = (
             memory.on_device(computed.astype(np.int32)),

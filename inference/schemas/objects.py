@@ -448,7 +448,7 @@ class Compaction(ApiObject):
 
 
 class Transcript(ApiObject):
-    """What was said. `verbose_json` has the language, the duration and the segments, too."""
+    """A transcription. `verbose_json` also has the language, the duration and the segments."""
 
     text: str = Field(description="What was said.")
     usage: dict[str, Any]

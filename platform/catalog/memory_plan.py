@@ -1,4 +1,4 @@
-"""What a model's replicas are about to take of this machine's memory."""
+"""Estimates the memory that a model's replicas will take on this machine."""
 
 from __future__ import annotations
 

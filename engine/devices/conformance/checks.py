@@ -31,7 +31,7 @@ from engine.devices.registry import device_class
 
 OUTPUT = 8
 GREEDY = SamplingParams(temperature=0, max_tokens=OUTPUT, ignore_eos=True)
-#: Of log probabilities, in absolute terms: float32's rounding through a few layers.
+#: Absolute tolerance of log probabilities: float32's rounding through a few layers.
 TOLERANCE = 1e-3
 
 
