@@ -240,7 +240,8 @@ class Lab:
         loaded = sum(_loaded(core) for core in cores)
         several = "several replicas" in features
         for index, item in enumerate(asked):
-            cores[index % len(cores) if several else 0].add_request(item)
+            # In pairs, so that both replicas get some of those with a feature of their own.
+            cores[index // 2 % len(cores) if several else 0].add_request(item)
         for _ in self._steps(run, cores):
             if {"preemption", "pooling"} <= features and not run.all_preempted and run.max_blocks:
                 run.all_preempted = True
