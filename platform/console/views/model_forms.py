@@ -50,7 +50,9 @@ GROUPS: tuple[tuple[str, str], ...] = (
         "Answers",
         "chat_template tool_call_parser reasoning_parser generation_config "
         "override_generation_config max_logprobs seed "
-        "logits_processors enable_prompt_embeds limit_mm_per_prompt",
+        "logits_processors enable_prompt_embeds limit_mm_per_prompt "
+        "mm_processor_kwargs media_io_kwargs video_pruning_rate "
+        "image_pruning_rate",
     ),
     ("Adapters", "enable_lora max_loras max_lora_rank max_cpu_loras lora_dtype"),
     (
@@ -62,8 +64,8 @@ GROUPS: tuple[tuple[str, str], ...] = (
     ("Vectors, labels and scores", "runner convert pooler_config io_processor_plugin"),
     (
         "Device and kernels",
-        "device additional_config tensor_parallel_size enable_expert_parallel "
-        "enable_eplb eplb_config "
+        "device additional_config tensor_parallel_size data_parallel_size "
+        "enable_expert_parallel enable_eplb eplb_config "
         "pipeline_parallel_size pipeline_layer_partition distributed_executor_backend nnodes "
         "node_rank master_addr master_port num_threads cpu_threads_bind cpu_kernels "
         "round_activations attention_backend batch_invariant enforce_eager optimization_level "
