@@ -10,6 +10,7 @@ from engine.contract.replica_state import Numerics
 from engine.kv_cache.kv_cache_config import KVCacheConfig
 from engine.kv_transfer.base import KVConnectorBase
 from engine.lora.store import AdapterHost
+from engine.model_loader.vllm_config import VllmConfig
 from engine.models.interface import ModelFacts
 from engine.scheduler.plan import GrammarOutput, StepPlan, StepResult
 from engine.speculative.interface import DraftHost
@@ -61,6 +62,7 @@ class Executor(Protocol):
             limited.
         is_sleeping: some memory is released, and no step can be run.
         collective_s: seconds that this rank has waited for others in collectives.
+        vllm_config: the settings and the model's properties, with vLLM's names.
         adapters, drafts: what is on the device in addition to the model.
     """
 
@@ -81,6 +83,9 @@ class Executor(Protocol):
 
     @property
     def collective_s(self) -> float: ...
+
+    @property
+    def vllm_config(self) -> VllmConfig: ...
 
     def load(self, progress: Callable[[int, int], None]) -> ModelFacts:
         """Load the model; `progress(done, total)` is called meanwhile.

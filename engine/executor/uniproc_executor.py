@@ -20,6 +20,7 @@ from engine.executor.abstract import Capacity, StepFuture
 from engine.executor.worker import Worker
 from engine.kv_transfer.base import KVConnectorBase
 from engine.lora.store import AdapterHost
+from engine.model_loader.vllm_config import VllmConfig
 from engine.models.interface import ModelFacts
 from engine.scheduler.plan import GrammarOutput, StepPlan, StepResult
 from engine.speculative.interface import DraftHost
@@ -208,6 +209,10 @@ class UniProcExecutor:
     @property
     def collective_s(self) -> float:
         return self.worker.collective_s
+
+    @property
+    def vllm_config(self) -> VllmConfig:
+        return self.worker.vllm_config
 
     @property
     def is_sleeping(self) -> bool:

@@ -410,7 +410,7 @@ class LLMEngine:
     @property
     def vllm_config(self) -> VllmConfig:
         """The settings and the model's properties, with vLLM's names."""
-        return self.core.executor.collective_rpc(lambda worker: worker.vllm_config)[0]
+        return self.core.executor.vllm_config
 
     def do_log_stats(self) -> None:
         """Log the current load, and the throughput since the last call."""

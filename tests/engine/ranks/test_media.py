@@ -32,6 +32,7 @@ def test_two_ranks_hear_what_one_hears(tmp_path: Path) -> None:
         try:
             outputs = [result.outputs[0] for result in llm.generate(prompts, params)]
             reported.append([(output.token_ids, output.logprobs) for output in outputs])
+            assert llm.llm_engine.vllm_config.model_config.max_model_len
         finally:
             llm.llm_engine.core.shutdown()
     assert reported[0] == reported[1]
