@@ -277,7 +277,7 @@ def test_a_batch_transcribes_stored_and_named_files(client: openai.OpenAI) -> No
     assert words(results["named"]["text"]) == words(JFK_TEXT)
     assert results["named"]["logprobs"]
     assert {name: error["error"]["param"] for name, error in errors.items()} == {
-        "nothing": "file_url", "no sound": "file", "unknown": "beam_size",
+        "nothing": "file_url", "no sound": "file_url", "unknown": "beam_size",
     }  # fmt: skip
 
 

@@ -87,7 +87,7 @@ def test_an_encoder_and_decoder_is_refused(
     checkpoint: Callable[[str], Path], tmp_path: Path
 ) -> None:
     folder = copy(checkpoint("bart"), tmp_path / "m", is_encoder_decoder=True)
-    with pytest.raises(ModelLoadError, match="Whisper alone"):
+    with pytest.raises(ModelLoadError, match="native ones alone"):
         make(folder)
 
 

@@ -51,6 +51,7 @@ class S3Records:
         self.url = f"s3://{BUCKET}/some/where"
         self.client: Any = boto3.client("s3")
         self.client.create_bucket(Bucket=BUCKET)
+        self.clear()  # all of a process's servers have the same buckets
 
     def names(self) -> list[str]:
         entries = self.client.list_objects_v2(Bucket=BUCKET).get("Contents", ())
