@@ -195,7 +195,7 @@ def test_an_engine_that_is_lost_ends_those_that_need_its_experts(
     blow: int, checkpoint: Callable[[str], Path]
 ) -> None:
     with two_engines(checkpoint("mixtral")) as (one, two):
-        one.ask([0, 1, 2], 2000)
+        one.ask([0, 1, 2] * 60, 2000)  # some seconds of work on an idle machine
         time.sleep(0.3)
         two.process.send_signal(blow)
         kind, message, seconds = one.read()
