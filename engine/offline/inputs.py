@@ -322,6 +322,16 @@ def _with_media(
     return TokenPrompt(text, token_ids, media=media)
 
 
+def _text_and_tokens(prompt: dict[str, Any], tokenizer: Tokenizer) -> tuple[Any, list[int]]:
+    """Return the text, if any, and the tokens of a prompt with media."""
+    text = prompt.get("prompt")
+    if "prompt_token_ids" in prompt:
+        return text, _checked(prompt["prompt_token_ids"])
+    if isinstance(text, str):
+        return text, tokenizer.encode(text)
+    raise InvalidRequest("Media need a prompt or prompt_token_ids.", param="prompt")
+
+
 def _with_registered(
     prompt: dict[str, Any], tokenizer: Tokenizer, processor: RegisteredProcessor
 ) -> TokenPrompt:
@@ -332,13 +342,7 @@ def _with_registered(
             "multi_modal_data must be a dict with the key 'image', without mm_processor_kwargs.",
             param="multi_modal_data",
         )
-    text = prompt.get("prompt")
-    if "prompt_token_ids" in prompt:
-        token_ids = _checked(prompt["prompt_token_ids"])
-    elif isinstance(text, str):
-        token_ids = tokenizer.encode(text)
-    else:
-        raise InvalidRequest("Images need a prompt or prompt_token_ids.", param="prompt")
+    text, token_ids = _text_and_tokens(prompt, tokenizer)
     if not (images := _images(data["image"])):
         return TokenPrompt(text, token_ids)
     token_ids, media = processor.process(text, token_ids, images)
@@ -363,13 +367,7 @@ def _with_audios(
         else processor.prepare(audio)
         for audio in audios
     )
-    text = prompt.get("prompt")
-    if "prompt_token_ids" in prompt:
-        token_ids = _checked(prompt["prompt_token_ids"])
-    elif isinstance(text, str):
-        token_ids = tokenizer.encode(text)
-    else:
-        raise InvalidRequest("Audio needs a prompt or prompt_token_ids.", param="prompt")
+    text, token_ids = _text_and_tokens(prompt, tokenizer)
     expanded, order = expand_placeholders(token_ids, media, tokenizer)
     media = tuple(media[index] for index in order)
     locate_media(expanded, media)
