@@ -19,6 +19,7 @@ from engine.contract.errors import ModelLoadError
 from tests.engine.checkpoints.folders import make_pair
 from tests.engine.checkpoints.writers import awq
 from tests.engine.lora.peft_oracle import make_adapter
+from tests.engine.multimodal.models import phi3_vision, picture
 from tests.engine.speculative import head_folders
 from tests.engine.speculative.free import make_drafts_free
 
@@ -312,6 +313,26 @@ outputs = llm.generate(prompts, sampling_params_list)
 assert [output.prompt for output in outputs] == prompts
 """
 
+PICTURE = """
+from PIL import Image
+
+from vllm import LLM, SamplingParams
+
+def run_phi3v():
+    llm = LLM(model=MODEL, trust_remote_code=True, max_num_seqs=5, num_gpu_blocks_override=64)
+    image = Image.open(FILE)
+    prompt = "<|user|>\\n<|image_1|>\\nWhat is the season?<|end|>\\n<|assistant|>\\n"
+    sampling_params = SamplingParams(temperature=0, max_tokens=8)
+    outputs = llm.generate({"prompt": prompt, "multi_modal_data": {"image": image}}, sampling_params)
+    for o in outputs:
+        generated_text = o.outputs[0].text
+        print(generated_text)
+    return outputs
+
+if __name__ == "__main__":
+    outputs = run_phi3v()
+"""
+
 
 @pytest.fixture(scope="module")
 def model(model_folder: Callable[[str], Path]) -> Path:
@@ -402,6 +423,15 @@ def test_logits_processors_of_the_engine(
     invalid_sampling_params = SamplingParams(extra_args={"target_token": "x"})
     with pytest.raises(ValueError, match="target_token value x is not int"):
         names["llm"].generate("the", invalid_sampling_params, use_tqdm=False)
+
+
+def test_a_question_about_a_picture(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "model"
+    phi3_vision(folder)
+    file = tmp_path / "cherry_blossom.jpg"
+    picture(1, 60, 40).save(file)
+    [output] = run(PICTURE, monkeypatch, MODEL=str(folder), FILE=str(file))["outputs"]
+    assert len(output.outputs[0].token_ids) == 8
 
 
 def answer(llm: LLM) -> list[int]:
