@@ -323,7 +323,14 @@ def run_phi3v():
     image = Image.open(FILE)
     prompt = "<|user|>\\n<|image_1|>\\nWhat is the season?<|end|>\\n<|assistant|>\\n"
     sampling_params = SamplingParams(temperature=0, max_tokens=8)
-    outputs = llm.generate({"prompt": prompt, "multi_modal_data": {"image": image}}, sampling_params)
+    outputs = llm.generate(
+        {
+            "prompt": prompt,
+            "multi_modal_data": {
+                "image": image
+            },
+        },
+        sampling_params=sampling_params)
     for o in outputs:
         generated_text = o.outputs[0].text
         print(generated_text)

@@ -435,3 +435,21 @@ async def test_a_message_for_the_tools_reaches_the_template(
     assert reply.status == 200
     text = tokenizer.decode(replica.received[0].prompt_token_ids, skip_special_tokens=False)
     assert '<tool_call>{"a": 1}</tool_call>' in text
+
+
+async def test_a_chatbots_second_turn(gateway: Gateway, tokenizer: Tokenizer) -> None:
+    """As vLLM's Gradio example sends it: no stop tokens in a list, all turns so far, streamed."""
+    messages = [
+        {"role": "system", "content": "You are a great ai assistant."},
+        {"role": "user", "content": "one"},
+        {"role": "assistant", "content": "two"},
+        {"role": "user", "content": "three"},
+    ]
+    fields: dict[str, Any] = {"temperature": 0.8, "repetition_penalty": 1, "stop_token_ids": []}
+    replica = gateway.scripted(says(tokenizer, TEXT))
+    async with gateway.serving(replica):
+        reply = await gateway.client.chat(messages=messages, stream=True, **fields)
+    assert contents(reply.events) == TEXT
+    sampling = replica.received[0].sampling
+    assert not sampling.stop_token_ids
+    assert sampling.repetition_penalty == 1
