@@ -20,7 +20,7 @@ WIDE_TEXT = (
 )
 
 #: No part of a model's name is cut off.
-WHOLE_NAMES = """() => [...document.querySelectorAll(".picker-button .picker-name")]
+NAMES_ARE_FULL = """() => [...document.querySelectorAll(".picker-button .picker-name")]
     .every((name) => name.clientWidth > 0 && name.scrollWidth === name.clientWidth)"""
 
 
@@ -69,7 +69,7 @@ def test_both_names_are_whole_when_two_models_are_compared(open_page: Open) -> N
         page.set_viewport_size({"width": width, "height": 900})
         model_name = page.locator(".picker-button .picker-name")
         expect(model_name).to_have_text(names)
-        page.wait_for_function(WHOLE_NAMES)
+        page.wait_for_function(NAMES_ARE_FULL)
         assert overflow(page) <= 0
 
 
