@@ -62,6 +62,20 @@ def yes_or_no(text: str) -> bool:
     return word == "yes"
 
 
+def add_wait_options(
+    parser: CommandParser, until: str, *, timeout_s: int, timeout_help: str = "seconds for --wait"
+) -> None:
+    """Add `--wait`, whose help is `until`, and `--timeout`."""
+    parser.add_argument("--wait", action="store_true", help=until)
+    parser.add_argument(
+        "--timeout",
+        type=float,
+        default=timeout_s,
+        metavar="S",
+        help=f"{timeout_help} (default: {timeout_s})",
+    )
+
+
 def error_with_suggestion(
     parser: CommandParser, fail: Callable[[str], NoReturn], message: str
 ) -> NoReturn:

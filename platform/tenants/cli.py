@@ -57,6 +57,13 @@ def warn_of_unknown_models(command: QuireCommand, tenant: Tenant, names: Sequenc
         )
 
 
+def add_tenant_option(parser: CommandParser) -> None:
+    """Add the required `--tenant`."""
+    parser.add_argument(
+        "--tenant", required=True, metavar="NAME", help="tenant slug, see list_tenants"
+    )
+
+
 def add_role_option(parser: CommandParser) -> None:
     """Add `--role`; the default is a member's."""
     parser.add_argument(
@@ -71,6 +78,10 @@ def add_role_option(parser: CommandParser) -> None:
 KEY_HELP = "its id from list_keys, its prefix (sk-quire-...), or the whole key"
 
 
+#: Arguments of options that take a number.
+COUNT: dict[str, Any] = {"type": int, "metavar": "N"}
+
+
 def add_media_limits(parser: CommandParser, default: str) -> None:
     """Add limits on media per minute. `default`: the help text for an omitted limit."""
     for name, meaning in (
@@ -78,100 +89,44 @@ def add_media_limits(parser: CommandParser, default: str) -> None:
         ("media-bytes", "bytes of such files per minute"),
         ("media-seconds", "seconds of decoding such files per minute"),
     ):
-        parser.add_argument(
-            f"--{name}-per-minute", type=int, metavar="N", help=f"{meaning}{default}"
-        )
+        parser.add_argument(f"--{name}-per-minute", help=f"{meaning}{default}", **COUNT)
 
 
 def add_limit_options(parser: CommandParser, *, defaults: bool) -> None:
     """Add the options of `actions.LIMITS`. `defaults`: whether help shows a new tenant's values."""
 
-    def also(text: str) -> str:
-        return f" (default: {text})" if defaults else ""
+    def add(option: str, text: str, default: str, **kind: Any) -> None:
+        text += f" (default: {default})" if defaults else ""
+        parser.add_argument(option, help=text, **kind)
 
-    parser.add_argument(
-        "--keep-usage-days",
-        type=int,
-        metavar="N",
-        help=f"days to keep single requests in the usage ledger; 0: forever{also('0')}",
-    )
-    parser.add_argument(
-        "--keep-content-days",
-        type=int,
-        metavar="N",
-        help="days to keep files, batches and stored responses; 0: until each object's own expiry"
-        f"{also('0')}",
-    )
-    parser.add_argument(
-        "--store-prompts",
-        action=BooleanOptionalAction,
-        help=f"store prompts and completions with request logs{also('no')}",
-    )
-    parser.add_argument(
-        "--weight",
-        type=float,
-        help=f"share of a busy engine relative to other tenants{also('1')}",
-    )
-    parser.add_argument(
-        "--kv-reserved-fraction",
-        type=float,
-        help=f"part of each replica's KV cache that is reserved for the tenant{also('0')}",
-    )
-    parser.add_argument(
-        "--kv-max-fraction",
-        type=float,
-        help=f"maximum part of each replica's KV cache for the tenant{also('1')}",
-    )
-    parser.add_argument(
-        "--max-priority",
-        type=int,
-        metavar="N",
-        help=f"highest priority that requests may set: from -N (runs first) to 0{also('0')}",
-    )
-    parser.add_argument(
-        "--requests-per-minute",
-        type=int,
-        metavar="N",
-        help="requests per minute of all keys together; 0: no limit"
-        + also("QUIRE_REQUESTS_PER_MINUTE"),
-    )
-    parser.add_argument(
-        "--tokens-per-minute",
-        type=int,
-        metavar="N",
-        help="tokens per minute, prompts and outputs together; 0: no limit"
-        + also("QUIRE_TOKENS_PER_MINUTE"),
-    )
-    add_media_limits(parser, f"; 0: no limit{also('0')}")
-    parser.add_argument(
-        "--max-running-requests",
-        type=int,
-        metavar="N",
-        help=f"maximum concurrent requests of the tenant; 0: no limit{also('0')}",
-    )
-    parser.add_argument(
-        "--max-context-tokens",
-        type=int,
-        metavar="N",
-        help=f"maximum tokens of a request, prompt plus output; 0: the model's limit{also('0')}",
-    )
-    parser.add_argument(
-        "--allowed-models",
-        type=comma_list,
-        metavar="A,B",
-        help=f"models that the tenant may use; '': all that it can access{also('all')}",
-    )
-    parser.add_argument(
-        "--keep-conversations",
-        type=yes_or_no,
-        metavar="YES|NO",
-        help=f"store playground conversations on the server{also('yes')}",
-    )
-    parser.add_argument(
-        "--time-zone",
-        metavar="ZONE",
-        help=f"time zone of its budget periods, such as Europe/Berlin{also('UTC')}",
-    )
+    ledger = "days to keep single requests in the usage ledger; 0: forever"
+    add("--keep-usage-days", ledger, "0", **COUNT)
+    content = "days to keep files, batches and stored responses; 0: until each object's own expiry"
+    add("--keep-content-days", content, "0", **COUNT)
+    prompts = "store prompts and completions with request logs"
+    add("--store-prompts", prompts, "no", action=BooleanOptionalAction)
+    add("--weight", "share of a busy engine relative to other tenants", "1", type=float)
+    reserved = "part of each replica's KV cache that is reserved for the tenant"
+    add("--kv-reserved-fraction", reserved, "0", type=float)
+    maximum = "maximum part of each replica's KV cache for the tenant"
+    add("--kv-max-fraction", maximum, "1", type=float)
+    priority = "highest priority that requests may set: from -N (runs first) to 0"
+    add("--max-priority", priority, "0", **COUNT)
+    requests = "requests per minute of all keys together; 0: no limit"
+    add("--requests-per-minute", requests, "QUIRE_REQUESTS_PER_MINUTE", **COUNT)
+    tokens = "tokens per minute, prompts and outputs together; 0: no limit"
+    add("--tokens-per-minute", tokens, "QUIRE_TOKENS_PER_MINUTE", **COUNT)
+    add_media_limits(parser, "; 0: no limit" + (" (default: 0)" if defaults else ""))
+    running = "maximum concurrent requests of the tenant; 0: no limit"
+    add("--max-running-requests", running, "0", **COUNT)
+    context = "maximum tokens of a request, prompt plus output; 0: the model's limit"
+    add("--max-context-tokens", context, "0", **COUNT)
+    models = "models that the tenant may use; '': all that it can access"
+    add("--allowed-models", models, "all", type=comma_list, metavar="A,B")
+    conversations = "store playground conversations on the server"
+    add("--keep-conversations", conversations, "yes", type=yes_or_no, metavar="YES|NO")
+    zone = "time zone of its budget periods, such as Europe/Berlin"
+    add("--time-zone", zone, "UTC", metavar="ZONE")
 
 
 def find_key(text: str) -> ApiKey:

@@ -1,5 +1,3 @@
-"""`manage.py invite MAIL --tenant TENANT`."""
-
 from typing import Any
 
 from django.conf import settings
@@ -12,12 +10,10 @@ from common.files import instance_url
 from common.installation import PROGRAM
 from tenants import actions
 from tenants.actors import CLI_ACTOR
-from tenants.cli import add_role_option, find_tenant
+from tenants.cli import add_role_option, add_tenant_option, find_tenant
 
 
 class Command(QuireCommand):
-    """Invite a person into a tenant."""
-
     help = (
         "Invite a user to a tenant and print the link once. The link works once, for a week. "
         "With QUIRE_SMTP_URL set, it is mailed too."
@@ -25,9 +21,7 @@ class Command(QuireCommand):
 
     def add_arguments(self, parser: CommandParser) -> None:
         parser.add_argument("email", help="email address of the user")
-        parser.add_argument(
-            "--tenant", required=True, metavar="NAME", help="tenant slug, see list_tenants"
-        )
+        add_tenant_option(parser)
         add_role_option(parser)
         parser.add_argument(
             "--url",
@@ -36,7 +30,6 @@ class Command(QuireCommand):
         )
 
     def handle(self, *args: Any, **options: Any) -> None:
-        """Create, mail and print the invitation."""
         base = options["url"] or instance_url(settings.DATA_DIR)
         if not base.startswith(("http://", "https://")):
             raise CommandError("Name --url: no instance runs in this data dir.")

@@ -1,5 +1,3 @@
-"""`manage.py fetch_adapter DIGEST`."""
-
 from __future__ import annotations
 
 import re
@@ -12,8 +10,6 @@ from common.commands import QuireCommand
 
 
 class Command(QuireCommand):
-    """Bring an adapter's files to this machine. Replicas run it."""
-
     needs_database = False
     help = (
         "Print the path of an adapter's files on this machine, downloaded from the object storage "
@@ -24,7 +20,6 @@ class Command(QuireCommand):
         parser.add_argument("digest", help="sha256 of the adapter's content")
 
     def handle(self, *args: Any, **options: Any) -> None:
-        """Raises `CommandError` if it isn't stored anywhere."""
         if not re.fullmatch("[0-9a-f]{64}", options["digest"]):
             raise CommandError("The digest must be 64 hex digits.")
         try:

@@ -1,5 +1,3 @@
-"""`manage.py list_adapters`."""
-
 from __future__ import annotations
 
 from typing import Any
@@ -12,15 +10,12 @@ from tenants.cli import find_tenant
 
 
 class Command(QuireCommand):
-    """List adapters."""
-
     help = "List LoRA adapters: their versions, and the version that each name leads to."
 
     def add_arguments(self, parser: CommandParser) -> None:
         parser.add_argument("--tenant", metavar="NAME", help="list adapters of this tenant only")
 
     def handle(self, *args: Any, **options: Any) -> None:
-        """Print a table with a row per version."""
         rows = Adapter.objects.select_related("tenant", "served_model").order_by("tenant", "name")
         if options["tenant"]:
             rows = rows.filter(tenant=find_tenant(options["tenant"]))

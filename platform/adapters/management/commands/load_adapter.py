@@ -1,5 +1,3 @@
-"""`manage.py load_adapter SOURCE --model MODEL`."""
-
 from __future__ import annotations
 
 import time
@@ -19,8 +17,6 @@ from tenants.cli import find_tenant
 
 
 class Command(QuireCommand):
-    """Add a version of an adapter."""
-
     help = (
         "Add a LoRA adapter, or its next version. It is checked against its model before it can "
         "answer."
@@ -46,7 +42,6 @@ class Command(QuireCommand):
         )
 
     def handle(self, *args: Any, **options: Any) -> None:
-        """Store it, check it here, make it live."""
         source = options["source"]
         path = Path(source).expanduser()
         common: dict[str, Any] = {

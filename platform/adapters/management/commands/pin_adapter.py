@@ -1,5 +1,3 @@
-"""`manage.py pin_adapter NAME`."""
-
 from __future__ import annotations
 
 from typing import Any
@@ -13,15 +11,12 @@ from tenants.actors import CLI_ACTOR
 
 
 class Command(QuireCommand):
-    """Keep an adapter in memory."""
-
     help = "Keep an adapter's live versions in the memory of every replica of its model."
 
     def add_arguments(self, parser: CommandParser) -> None:
         add_adapter_arguments(parser)
 
     def handle(self, *args: Any, **options: Any) -> None:
-        """Through the action."""
         adapter = find_adapter(options["name"], options["tenant"])
         actions.pin(actor=CLI_ACTOR, adapter=adapter)
         self.stdout.write(f"{adapter} is pinned: replicas load it within seconds and keep it.")

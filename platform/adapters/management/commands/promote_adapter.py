@@ -1,5 +1,3 @@
-"""`manage.py promote_adapter NAME VERSION`."""
-
 from __future__ import annotations
 
 from typing import Any
@@ -13,8 +11,6 @@ from tenants.actors import CLI_ACTOR
 
 
 class Command(QuireCommand):
-    """Have a version answer."""
-
     help = "Promote a version of an adapter to live, or to a canary with a share of the requests."
 
     def add_arguments(self, parser: CommandParser) -> None:
@@ -40,7 +36,6 @@ class Command(QuireCommand):
         )
 
     def handle(self, *args: Any, **options: Any) -> None:
-        """Through the action."""
         adapter, number = find_adapter(options["name"], options["tenant"]), options["version"]
         if number is None:
             version = actions.latest_valid_version(adapter)

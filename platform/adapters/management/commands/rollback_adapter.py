@@ -1,5 +1,3 @@
-"""`manage.py rollback_adapter NAME`."""
-
 from __future__ import annotations
 
 from typing import Any
@@ -13,8 +11,6 @@ from tenants.actors import CLI_ACTOR
 
 
 class Command(QuireCommand):
-    """Turn back to the version before."""
-
     help = "End an adapter's canary; without one, return to the previous version."
 
     def add_arguments(self, parser: CommandParser) -> None:
@@ -27,7 +23,6 @@ class Command(QuireCommand):
         )
 
     def handle(self, *args: Any, **options: Any) -> None:
-        """Through the action."""
         adapter = find_adapter(options["name"], options["tenant"])
         alias = access.access_alias(CLI_ACTOR, adapter, options["alias"])
         updated = actions.rollback(actor=CLI_ACTOR, alias=alias)

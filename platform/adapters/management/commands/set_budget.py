@@ -1,5 +1,3 @@
-"""`manage.py set_budget --tenant NAME --per month --amount 100`."""
-
 from typing import Any
 
 from django.core.management.base import CommandParser
@@ -9,12 +7,10 @@ from common.commands import QuireCommand
 from metering import actions
 from metering.models import Period
 from tenants.actors import CLI_ACTOR
-from tenants.cli import KEY_HELP, find_key, find_tenant
+from tenants.cli import KEY_HELP, add_tenant_option, find_key, find_tenant
 
 
 class Command(QuireCommand):
-    """Limit what a tenant or a key may use in a day, week or month."""
-
     help = (
         "Limit what a tenant, one of its keys or a model may use in a day, week or month of the "
         "tenant's time zone. Requests are refused, and cut short, before the budget is exceeded. "
@@ -22,9 +18,7 @@ class Command(QuireCommand):
     )
 
     def add_arguments(self, parser: CommandParser) -> None:
-        parser.add_argument(
-            "--tenant", required=True, metavar="NAME", help="tenant slug, see list_tenants"
-        )
+        add_tenant_option(parser)
         parser.add_argument("--key", metavar="KEY", help=f"limit this key only: {KEY_HELP}")
         parser.add_argument("--model", default="", metavar="MODEL", help="limit this model only")
         parser.add_argument(
@@ -47,7 +41,6 @@ class Command(QuireCommand):
         )
 
     def handle(self, *args: Any, **options: Any) -> None:
-        """Set it."""
         tenant = find_tenant(options["tenant"])
         budget = actions.set_budget(
             actor=CLI_ACTOR,

@@ -1,5 +1,3 @@
-"""`manage.py set_price MODEL --input 0.15 --output 0.60`."""
-
 from typing import Any
 
 from django.core.management.base import CommandParser
@@ -11,8 +9,6 @@ from tenants.actors import CLI_ACTOR
 
 
 class Command(QuireCommand):
-    """Say what a model costs."""
-
     help = (
         "Set a model's prices of tokens, images and audio. They apply from now or from a future "
         "time on; earlier usage keeps its price. Prices are in the currency of QUIRE_CURRENCY."
@@ -49,7 +45,6 @@ class Command(QuireCommand):
         )
 
     def handle(self, *args: Any, **options: Any) -> None:
-        """Set it."""
         moment = options["valid_from"]
         price = actions.set_price(
             actor=CLI_ACTOR,

@@ -1,5 +1,3 @@
-"""`manage.py unload_adapter NAME`."""
-
 from __future__ import annotations
 
 from typing import Any
@@ -14,8 +12,6 @@ from tenants.actors import CLI_ACTOR
 
 
 class Command(QuireCommand):
-    """Have an adapter answer no more."""
-
     help = (
         "Take an adapter offline: requests for its names are rejected. A rollback brings it back."
     )
@@ -25,7 +21,6 @@ class Command(QuireCommand):
         parser.add_argument("--delete", action="store_true", help="remove it and its versions")
 
     def handle(self, *args: Any, **options: Any) -> None:
-        """Through the actions."""
         adapter = find_adapter(options["name"], options["tenant"])
         live = adapter.versions.filter(state=VersionState.LIVE).exists()
         if live or not options["delete"]:

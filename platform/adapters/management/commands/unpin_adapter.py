@@ -1,5 +1,3 @@
-"""`manage.py unpin_adapter NAME`."""
-
 from __future__ import annotations
 
 from typing import Any
@@ -13,15 +11,12 @@ from tenants.actors import CLI_ACTOR
 
 
 class Command(QuireCommand):
-    """Let an adapter's memory go again."""
-
     help = "Unpin an adapter: replicas may unload it when other adapters need the memory."
 
     def add_arguments(self, parser: CommandParser) -> None:
         add_adapter_arguments(parser)
 
     def handle(self, *args: Any, **options: Any) -> None:
-        """Through the action."""
         adapter = find_adapter(options["name"], options["tenant"])
         actions.unpin(actor=CLI_ACTOR, adapter=adapter)
         self.stdout.write(f"{adapter} isn't pinned any more.")

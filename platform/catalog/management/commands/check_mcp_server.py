@@ -1,5 +1,3 @@
-"""`manage.py check_mcp_server NAME`."""
-
 from typing import Any
 
 from django.core.management.base import CommandParser
@@ -10,15 +8,12 @@ from tenants.actors import CLI_ACTOR
 
 
 class Command(QuireCommand):
-    """Test an MCP server."""
-
     help = "List the tools of an MCP server, which then run in the playground as they are now."
 
     def add_arguments(self, parser: CommandParser) -> None:
         parser.add_argument("name", help="name of the server, see list_mcp_servers")
 
     def handle(self, *args: Any, **options: Any) -> None:
-        """Print its tools."""
         server = access_mcp_server(CLI_ACTOR, options["name"])
         tools = check_mcp_server(actor=CLI_ACTOR, server=server).tools
         self.table(("TOOL", "DESCRIPTION"), [(tool["name"], tool["description"]) for tool in tools])

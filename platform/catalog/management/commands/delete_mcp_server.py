@@ -1,5 +1,3 @@
-"""`manage.py delete_mcp_server NAME`."""
-
 from typing import Any
 
 from django.core.management.base import CommandParser
@@ -10,15 +8,12 @@ from tenants.actors import CLI_ACTOR
 
 
 class Command(QuireCommand):
-    """Delete an MCP server."""
-
     help = "Delete an MCP server: its tools no longer run in the playground."
 
     def add_arguments(self, parser: CommandParser) -> None:
         parser.add_argument("name", help="name of the server, see list_mcp_servers")
 
     def handle(self, *args: Any, **options: Any) -> None:
-        """Delete it."""
         server = access_mcp_server(CLI_ACTOR, options["name"])
         delete_mcp_server(actor=CLI_ACTOR, server=server)
         self.stdout.write(f"{options['name']} is deleted.")

@@ -1,5 +1,3 @@
-"""`manage.py delete_model NAME`."""
-
 from typing import Any
 
 from django.core.management.base import CommandParser
@@ -11,8 +9,6 @@ from tenants.actors import CLI_ACTOR
 
 
 class Command(QuireCommand):
-    """Take a model out of the catalogue."""
-
     help = (
         "Delete an unloaded model from the catalogue, with its settings. Its files and its usage "
         "stay."
@@ -22,7 +18,6 @@ class Command(QuireCommand):
         parser.add_argument("name", help="model name, see list_models")
 
     def handle(self, *args: Any, **options: Any) -> None:
-        """Delete the row."""
         model = find_model(options["name"])
         actions.delete_model(actor=CLI_ACTOR, model=model)
         self.stdout.write(f"{model.name} is out of the catalogue.")

@@ -1,5 +1,3 @@
-"""`manage.py drop_tier`."""
-
 from typing import Any
 
 from django.core.management.base import CommandParser
@@ -12,8 +10,6 @@ from tenants.actors import CLI_ACTOR
 
 
 class Command(QuireCommand):
-    """Empty the KV tier of a model."""
-
     help = (
         "Delete all KV blocks of a model's folder or store (kv_offloading_backend). Its "
         "replicas go on with an empty one."
@@ -23,7 +19,6 @@ class Command(QuireCommand):
         parser.add_argument("name", help="model in the catalogue")
 
     def handle(self, *args: Any, **options: Any) -> None:
-        """Print how much was deleted."""
         report = drop_tier(actor=CLI_ACTOR, model=find_model(options["name"]))
         deleted = size(report.num_bytes) if report.num_bytes else f"{report.num_records} blocks"
         self.stdout.write(f"Deleted: {deleted}.")

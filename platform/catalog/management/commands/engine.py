@@ -1,5 +1,3 @@
-"""`manage.py engine MODEL`."""
-
 import os
 import socket
 from typing import Any
@@ -19,8 +17,6 @@ from tenants.actors import CLI_ACTOR
 
 
 class Command(QuireCommand):
-    """Run one replica."""
-
     takes_engine_settings = True
     help = (
         "Run one replica of a model here, in the foreground, until Ctrl-C. It joins the gateways "

@@ -1,5 +1,3 @@
-"""`manage.py list_mcp_servers`."""
-
 from typing import Any
 
 from catalog.mcp_servers import access_mcp_servers
@@ -8,12 +6,9 @@ from tenants.actors import CLI_ACTOR
 
 
 class Command(QuireCommand):
-    """List MCP servers."""
-
     help = "List MCP servers, whose tools run in the playground."
 
     def handle(self, *args: Any, **options: Any) -> None:
-        """Print a table."""
         rows = []
         for server in access_mcp_servers(CLI_ACTOR):
             slugs = ", ".join(tenant.slug for tenant in server.tenants.all())

@@ -1,5 +1,3 @@
-"""`manage.py list_models`."""
-
 from typing import Any
 
 from catalog import actions
@@ -8,12 +6,9 @@ from common.commands import QuireCommand
 
 
 class Command(QuireCommand):
-    """List models and their replicas."""
-
     help = "List models with the state of their replicas."
 
     def handle(self, *args: Any, **options: Any) -> None:
-        """Print a table."""
         models = ServedModel.objects.prefetch_related("replicas", "tenants")
         self.table(
             ("NAME", "STATE", "REPLICAS", "CONTEXT", "FOR", "SOURCE"),

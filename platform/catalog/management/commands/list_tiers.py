@@ -1,5 +1,3 @@
-"""`manage.py list_tiers`."""
-
 from typing import Any
 
 from catalog.live_status import live_replicas, tiers_of
@@ -8,8 +6,6 @@ from common.effective_settings import size
 
 
 class Command(QuireCommand):
-    """List the KV tiers of running replicas."""
-
     help = "List the KV blocks that running replicas have outside the KV cache, by tier."
 
     def handle(self, *args: Any, **options: Any) -> None:

@@ -1,5 +1,3 @@
-"""`manage.py load_model PATH_OR_HUB_ID --name NAME`."""
-
 from typing import Any
 
 from django.core.management.base import CommandParser
@@ -11,7 +9,7 @@ from catalog.cli import NAMED, parse_engine_settings
 from catalog.memory_plan import plan_memory
 from catalog.models import ServedModel
 from catalog.rollout import wait_until_ready
-from common.commands import ProgressBar, QuireCommand
+from common.commands import ProgressBar, QuireCommand, add_wait_options
 from common.installation import PROGRAM
 from engine.contract.engine_config import add_cli_args
 from engine.contract.errors import InvalidRequest
@@ -20,8 +18,6 @@ from tenants.cli import find_tenant
 
 
 class Command(QuireCommand):
-    """Have a model served."""
-
     takes_engine_settings = True
     help = (
         f"Load a model and serve it. The supervisor (part of `{PROGRAM} up`, or `{PROGRAM} "
@@ -82,20 +78,10 @@ class Command(QuireCommand):
             help="stop its replicas after N minutes without a request; the next one starts them "
             "again",
         )
-        parser.add_argument(
-            "--wait", action="store_true", help="return when the model answers requests"
-        )
-        parser.add_argument(
-            "--timeout",
-            type=float,
-            default=600,
-            metavar="S",
-            help="seconds for --wait (default: 600)",
-        )
+        add_wait_options(parser, "return when the model answers requests", timeout_s=600)
         add_cli_args(parser, skip=NAMED | {"data_parallel_size"})
 
     def handle(self, *args: Any, **options: Any) -> None:
-        """Set the desired state; wait if requested."""
         source, name = options["source"], options["name"]
         is_registered = ServedModel.objects.filter(name=source).exists()
         settings = parse_engine_settings(options)

@@ -1,5 +1,3 @@
-"""`manage.py prune_cache`."""
-
 import shutil
 import time
 from pathlib import Path
@@ -13,8 +11,6 @@ from engine.system.cache_folder import cache_dir
 
 
 class Command(QuireCommand):
-    """Delete converted weights that are no longer read."""
-
     needs_database = False
     help = (
         "Delete weights that were converted from PyTorch's files (.bin), in QUIRE_CACHE_DIR, and "
@@ -31,7 +27,6 @@ class Command(QuireCommand):
         )
 
     def handle(self, *args: Any, **options: Any) -> None:
-        """Also delete the leftovers of killed conversions. Raises: `CommandError`."""
         span = parse_span(options["unused_for"])
         if span is None:
             raise CommandError(

@@ -1,5 +1,3 @@
-"""`quire pull REPOSITORY`."""
-
 from __future__ import annotations
 
 from typing import Any
@@ -12,8 +10,6 @@ from common.commands import QuireCommand
 
 
 class Command(QuireCommand):
-    """Download a model from the hub."""
-
     needs_database = False
     help = (
         "Download a model from the hub to this host, so that loading it needs no network. HF_TOKEN "
@@ -27,7 +23,6 @@ class Command(QuireCommand):
         parser.add_argument("--download-dir", metavar="DIR", help="(default: the hub's own cache)")
 
     def handle(self, *args: Any, **options: Any) -> None:
-        """Download. Raises: `CommandError` if the disk is too small."""
         names = ("revision", "download_dir")
         settings = {name: options[name] for name in names if options[name]}
         download = get_download_info(options["repository"], settings)

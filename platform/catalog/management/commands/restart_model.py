@@ -1,18 +1,14 @@
-"""`manage.py restart_model NAME`."""
-
 from typing import Any
 
 from django.core.management.base import CommandParser
 
 from catalog.cli import find_model
 from catalog.rollout import rolling_restart
-from common.commands import QuireCommand
+from common.commands import QuireCommand, add_wait_options
 from tenants.actors import CLI_ACTOR
 
 
 class Command(QuireCommand):
-    """Restart a model's replicas one after the other."""
-
     help = (
         "Restart a model's replicas one by one: each finishes its streams and restarts before "
         "the next. With several replicas there is no interruption."
@@ -20,19 +16,14 @@ class Command(QuireCommand):
 
     def add_arguments(self, parser: CommandParser) -> None:
         parser.add_argument("name", help="model name, see list_models")
-        parser.add_argument(
-            "--wait", action="store_true", help="return when the last replica is ready"
-        )
-        parser.add_argument(
-            "--timeout",
-            type=float,
-            default=600,
-            metavar="S",
-            help="maximum seconds for each replica (default: 600)",
+        add_wait_options(
+            parser,
+            "return when the last replica is ready",
+            timeout_s=600,
+            timeout_help="maximum seconds for each replica",
         )
 
     def handle(self, *args: Any, **options: Any) -> None:
-        """Restart the replicas in turn."""
         model = find_model(options["name"])
         wait = options["wait"]
         rolling_restart(

@@ -1,5 +1,3 @@
-"""`manage.py set_mcp_server NAME --url URL`."""
-
 from argparse import BooleanOptionalAction
 from typing import Any
 
@@ -12,8 +10,6 @@ from tenants.cli import find_tenant
 
 
 class Command(QuireCommand):
-    """Add or change an MCP server."""
-
     help = (
         "Add an MCP server, or change it, and list its tools, which then run in the playground "
         "as they are now. Private addresses need QUIRE_EGRESS_NETWORKS."
@@ -32,7 +28,6 @@ class Command(QuireCommand):
         )
 
     def handle(self, *args: Any, **options: Any) -> None:
-        """Save the server, then test it."""
         slugs = options["tenant"]
         server = set_mcp_server(
             actor=CLI_ACTOR,

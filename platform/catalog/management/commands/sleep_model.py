@@ -1,5 +1,3 @@
-"""`manage.py sleep_model NAME`."""
-
 from typing import Any
 
 from django.core.management.base import CommandParser
@@ -8,14 +6,12 @@ from catalog import actions
 from catalog.cli import find_model
 from catalog.models import ReplicaState
 from catalog.rollout import wait_for_state
-from common.commands import QuireCommand
+from common.commands import QuireCommand, add_wait_options
 from engine.contract.messages import SLEEP_LEVELS
 from tenants.actors import CLI_ACTOR
 
 
 class Command(QuireCommand):
-    """Have a model give its memory back for a while."""
-
     help = (
         "Release a model's memory (KV cache; on a GPU also weights) until wake_model. The model "
         "must have been loaded with --enable-sleep-mode."
@@ -30,17 +26,9 @@ class Command(QuireCommand):
             default=1,
             help="1 keeps the weights in host memory, 2 reloads them from disk (default: 1)",
         )
-        parser.add_argument("--wait", action="store_true", help="return when the model sleeps")
-        parser.add_argument(
-            "--timeout",
-            type=float,
-            default=120,
-            metavar="S",
-            help="seconds for --wait (default: 120)",
-        )
+        add_wait_options(parser, "return when the model sleeps", timeout_s=120)
 
     def handle(self, *args: Any, **options: Any) -> None:
-        """Send the command to its replicas; wait if requested."""
         model = find_model(options["name"])
         replicas = actions.sleep_model(actor=CLI_ACTOR, model=model, level=options["level"])
         if options["wait"]:

@@ -1,5 +1,3 @@
-"""`manage.py supervise`."""
-
 import signal
 import time
 from types import FrameType
@@ -13,8 +11,6 @@ from common.installation import PROGRAM
 
 
 class Command(QuireCommand):
-    """Run this node's replicas."""
-
     needs_database = False
     help = (
         "Run the replicas that the catalogue assigns to this node, and restart those that exit. "
@@ -27,7 +23,6 @@ class Command(QuireCommand):
         )
 
     def handle(self, *args: Any, **options: Any) -> None:
-        """Reconcile until stopped; a second signal kills."""
         supervisor = Supervisor(node=options["node"])
         signals: list[int] = []
 

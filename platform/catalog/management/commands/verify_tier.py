@@ -1,5 +1,3 @@
-"""`manage.py verify_tier`."""
-
 from typing import Any
 
 from django.core.management.base import CommandError, CommandParser
@@ -11,8 +9,6 @@ from common.effective_settings import size
 
 
 class Command(QuireCommand):
-    """Verify the KV tier of a model."""
-
     help = (
         "Read all KV blocks of a model's folder or store (kv_offloading_backend) and count "
         "those that were changed. They are never used, and this command changes nothing."
@@ -22,7 +18,6 @@ class Command(QuireCommand):
         parser.add_argument("name", help="model in the catalogue")
 
     def handle(self, *args: Any, **options: Any) -> None:
-        """Print its contents. Raises: `CommandError` for corrupted blocks."""
         report = verify_tier(find_model(options["name"]))
         summary = f"{report.num_records} blocks, {size(report.num_bytes)}"
         if report.failures:

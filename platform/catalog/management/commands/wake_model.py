@@ -1,5 +1,3 @@
-"""`manage.py wake_model NAME`."""
-
 from typing import Any
 
 from django.core.management.base import CommandParser
@@ -8,14 +6,12 @@ from catalog import actions
 from catalog.cli import find_model
 from catalog.models import ReplicaState
 from catalog.rollout import wait_for_state
-from common.commands import QuireCommand
+from common.commands import QuireCommand, add_wait_options
 from engine.contract.messages import SLEEP_TAGS
 from tenants.actors import CLI_ACTOR
 
 
 class Command(QuireCommand):
-    """Wake a model up that sleeps."""
-
     help = "Wake a sleeping model: it allocates its memory again and serves."
 
     def add_arguments(self, parser: CommandParser) -> None:
@@ -23,19 +19,9 @@ class Command(QuireCommand):
         parser.add_argument(
             "--tags", nargs="+", choices=SLEEP_TAGS, default=[], help="parts to wake (default: all)"
         )
-        parser.add_argument(
-            "--wait", action="store_true", help="return when the model answers requests"
-        )
-        parser.add_argument(
-            "--timeout",
-            type=float,
-            default=600,
-            metavar="S",
-            help="seconds for --wait (default: 600)",
-        )
+        add_wait_options(parser, "return when the model answers requests", timeout_s=600)
 
     def handle(self, *args: Any, **options: Any) -> None:
-        """Send the command to its replicas; wait if requested."""
         model = find_model(options["name"])
         replicas = actions.wake_model(actor=CLI_ACTOR, model=model, tags=options["tags"])
         if options["wait"]:

@@ -26,8 +26,6 @@ def _kernel_set(core: Any) -> Any:
 
 
 class Command(BaseCommand):
-    """Measure latency, throughput, a running server or a GPU's kernels."""
-
     help = (
         "Measure a model's speed. Forms: 'latency' (one batch, in this process), 'throughput' "
         "(many requests, in this process), 'serve' (streaming load on a running server) or "

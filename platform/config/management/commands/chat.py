@@ -1,5 +1,3 @@
-"""`manage.py chat`."""
-
 from __future__ import annotations
 
 import json
@@ -25,8 +23,6 @@ from config.terminal_chat import (
 
 
 class Command(QuireCommand):
-    """Chat in the terminal."""
-
     needs_database = False
     help = (
         "Chat with a model in the terminal, over HTTP. Finds the instance that "
@@ -63,7 +59,6 @@ class Command(QuireCommand):
         parser.add_argument("--insecure", action="store_true", help="accept any certificate")
 
     def handle(self, *args: Any, **options: Any) -> None:
-        """Find the server, then start the conversation."""
         url, key = find_server(Path(settings.DATA_DIR), options["url"], options["api_key"])
         context = tls_context(options["cert"], options["key"], verify=not options["insecure"])
         api = ChatApi(url, key, verify=context)

@@ -1,5 +1,3 @@
-"""`manage.py endpoint_picker`."""
-
 from __future__ import annotations
 
 import asyncio
@@ -14,8 +12,6 @@ from config.embedded_redis import StartFailed, check_redis
 
 
 class Command(QuireCommand):
-    """Pick endpoints for a Gateway."""
-
     needs_database = False
     help = (
         "Pick the pod that answers a request, for a Gateway of Kubernetes' Gateway API with an "

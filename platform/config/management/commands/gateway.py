@@ -1,5 +1,3 @@
-"""`manage.py gateway`."""
-
 from __future__ import annotations
 
 import signal
@@ -26,8 +24,6 @@ from config.up.server_flags import (
 
 
 class Command(QuireCommand):
-    """Run gateway processes without the other services."""
-
     needs_database = False
     help = (
         "Run the web server alone: API, pages, WebSockets. For production, beside replicas that "

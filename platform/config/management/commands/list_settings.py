@@ -1,5 +1,3 @@
-"""`manage.py list_settings`."""
-
 from typing import Any
 
 from django.core.management.base import CommandParser
@@ -10,8 +8,6 @@ from common.settings import unknown_variables
 
 
 class Command(QuireCommand):
-    """List the settings in effect."""
-
     needs_database = False
     help = (
         "List settings that differ from their defaults, with value and source, as read from this "
@@ -24,7 +20,6 @@ class Command(QuireCommand):
         )
 
     def handle(self, *args: Any, **options: Any) -> None:
-        """Print the settings."""
         for sentence in unknown_variables():
             self.print_hint(sentence)
         rows = [

@@ -1,5 +1,3 @@
-"""`manage.py load_report`."""
-
 from __future__ import annotations
 
 import dataclasses
@@ -16,8 +14,6 @@ _COLUMNS = ("layer", "format", "level", "bytes", "error")
 
 
 class Command(QuireCommand):
-    """Report how each layer's weights are loaded."""
-
     needs_database = False
     takes_engine_settings = True
     help = (
@@ -33,7 +29,6 @@ class Command(QuireCommand):
         parser.usage = "%(prog)s [--json] [engine settings] PATH_OR_HUB_ID"
 
     def handle(self, *args: Any, **options: Any) -> None:
-        """Load the model, then print the report."""
         from engine import LLM
 
         # The smallest possible KV cache: nothing is generated.

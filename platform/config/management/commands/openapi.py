@@ -1,5 +1,3 @@
-"""`manage.py openapi`."""
-
 from __future__ import annotations
 
 import json
@@ -13,8 +11,6 @@ from inference.openapi import generate
 
 
 class Command(QuireCommand):
-    """Write the API's OpenAPI document."""
-
     needs_database = False
     help = "Generate the OpenAPI document of the API, as /openapi.json serves it."
 

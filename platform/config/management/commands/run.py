@@ -1,5 +1,3 @@
-"""`quire run MODEL`."""
-
 from __future__ import annotations
 
 from pathlib import Path
@@ -17,8 +15,6 @@ from common.files import INSTANCE_FILE
 
 
 class Command(QuireCommand):
-    """Load a model into the running instance and chat with it."""
-
     help = (
         "Load a model into the running instance, wait until it is ready, and chat with it in the "
         "terminal. A model that is loaded already answers at once."

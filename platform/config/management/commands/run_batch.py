@@ -1,5 +1,3 @@
-"""`manage.py run_batch`."""
-
 from __future__ import annotations
 
 import asyncio
@@ -22,8 +20,6 @@ from engine.contract.engine_config import add_cli_args
 
 
 class Command(QuireCommand):
-    """Process a file of requests."""
-
     needs_database = False
     takes_engine_settings = True
     help = (

@@ -1,5 +1,3 @@
-"""`manage.py save_quantized`."""
-
 from __future__ import annotations
 
 from typing import Any
@@ -12,8 +10,6 @@ from engine.contract.engine_config import add_cli_args
 
 
 class Command(QuireCommand):
-    """Quantize a model and save it."""
-
     needs_database = False
     takes_engine_settings = True
     help = (
@@ -28,7 +24,6 @@ class Command(QuireCommand):
         add_cli_args(parser, skip=NAMED)
 
     def handle(self, *args: Any, **options: Any) -> None:
-        """Load the model, then save it."""
         from engine import LLM
 
         llm = LLM(

@@ -11,8 +11,6 @@ from config.management.commands import up
 
 
 class Command(up.Command):
-    """Serve a model."""
-
     may_serve_without_key = True
     help = (
         f"Serve a model, as `{PROGRAM} up --model MODEL` does, with vLLM's command line. Without "

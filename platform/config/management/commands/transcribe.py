@@ -1,5 +1,3 @@
-"""`manage.py transcribe`."""
-
 from __future__ import annotations
 
 from pathlib import Path
@@ -19,8 +17,6 @@ SUFFIXES = {"text": ".txt", "srt": ".srt", "vtt": ".vtt", "json": ".json", "verb
 
 
 class Command(QuireCommand):
-    """Transcribe audio files."""
-
     needs_database = False
     help = (
         "Transcribe files of sound, over HTTP, as text or subtitles. Finds the instance that "

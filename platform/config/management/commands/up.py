@@ -1,5 +1,3 @@
-"""`manage.py up`."""
-
 from __future__ import annotations
 
 import json
@@ -63,8 +61,6 @@ logger = logging.getLogger("quire.up")
 
 
 class Command(QuireCommand):
-    """Run a full instance: gateways, workers, supervisor and embedded Redis."""
-
     takes_engine_settings = True
     #: Whether a single user's requests from this machine need no API key.
     may_serve_without_key = False

@@ -1,5 +1,3 @@
-"""`manage.py upgrade`."""
-
 from __future__ import annotations
 
 from typing import Any
@@ -32,8 +30,6 @@ _BREAKING = (AlterField, DeleteModel, RemoveField, RenameField, RenameModel)
 
 
 class Command(QuireCommand):
-    """Migrate the database, or report what an upgrade would do."""
-
     help = (
         "Update the database for this release; --check only says what would be done: migrations, "
         "running replicas whose messages this release can't read, and variables that are no "

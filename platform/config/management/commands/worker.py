@@ -1,5 +1,3 @@
-"""`manage.py worker`."""
-
 from __future__ import annotations
 
 import gc
@@ -32,8 +30,6 @@ ENDS_WITHIN_S = 12.0
 
 
 class Command(QuireCommand):
-    """Run a worker for tasks that outlive a request."""
-
     needs_database = False
     help = (
         "Run a worker for batches, background responses and scheduled tasks. Several workers can "

@@ -1,5 +1,3 @@
-"""`manage.py status`."""
-
 from __future__ import annotations
 
 import json
@@ -40,8 +38,6 @@ def _interval(text: str) -> float:
 
 
 class Command(QuireCommand):
-    """Show the state of the installation."""
-
     help = (
         "Show the state of Redis, the usage spool, models and replicas. The exit status is 1 "
         "while a loaded model is unavailable, so that scripts can wait for it."
@@ -60,7 +56,6 @@ class Command(QuireCommand):
         )
 
     def handle(self, *args: Any, **options: Any) -> None:
-        """Print the state. Raises: `CommandError` if a loaded model is unavailable."""
         while True:
             unavailable = self._print(as_json=options["json"])
             if options["watch"] is None:

@@ -1,5 +1,3 @@
-"""`manage.py delete_budget ID`."""
-
 from typing import Any
 
 from django.core.management.base import CommandError, CommandParser
@@ -12,15 +10,12 @@ from tenants.actors import CLI_ACTOR
 
 
 class Command(QuireCommand):
-    """Lift a budget."""
-
     help = "Remove a budget. Gateways act on it within seconds."
 
     def add_arguments(self, parser: CommandParser) -> None:
         parser.add_argument("id", type=int, help="budget ID, see list_budgets")
 
     def handle(self, *args: Any, **options: Any) -> None:
-        """Delete it."""
         budget = Budget.objects.select_related("tenant", "api_key").filter(pk=options["id"]).first()
         if budget is None:
             raise CommandError(f"Budget {options['id']} not found. See {PROGRAM} list_budgets.")

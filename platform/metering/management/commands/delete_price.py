@@ -1,5 +1,3 @@
-"""`manage.py delete_price ID`."""
-
 from typing import Any
 
 from django.core.management.base import CommandError, CommandParser
@@ -12,15 +10,12 @@ from tenants.actors import CLI_ACTOR
 
 
 class Command(QuireCommand):
-    """Delete a price."""
-
     help = "Delete a price by which nothing was billed, such as a future or a misspelt one."
 
     def add_arguments(self, parser: CommandParser) -> None:
         parser.add_argument("id", type=int, help="price ID, see list_prices")
 
     def handle(self, *args: Any, **options: Any) -> None:
-        """Delete it."""
         price = access_prices().filter(pk=options["id"]).first()
         if price is None:
             raise CommandError(f"Price {options['id']} not found. See {PROGRAM} list_prices.")

@@ -1,5 +1,3 @@
-"""`manage.py drain_usage`."""
-
 from typing import Any
 
 from django.core.management.base import CommandParser
@@ -10,8 +8,6 @@ from metering.redis_scripts import sync_client
 
 
 class Command(QuireCommand):
-    """Empty the usage spool once."""
-
     help = (
         "Write the usage that waits in Redis into the ledger, once. Gateways do this continuously; "
         "use it when none runs."
@@ -27,7 +23,6 @@ class Command(QuireCommand):
         )
 
     def handle(self, *args: Any, **options: Any) -> None:
-        """Drain and say how much."""
         client = sync_client()
         try:
             count = drain_once(client, claim_idle_ms=int(options["claim_after"] * 1000))

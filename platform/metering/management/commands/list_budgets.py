@@ -1,5 +1,3 @@
-"""`manage.py list_budgets`."""
-
 from typing import Any
 
 from django.core.management.base import CommandParser
@@ -13,15 +11,12 @@ from tenants.models import Tenant
 
 
 class Command(QuireCommand):
-    """List budgets."""
-
     help = "List budgets with their usage in the current day, week or month."
 
     def add_arguments(self, parser: CommandParser) -> None:
         parser.add_argument("--tenant", metavar="NAME", help="list budgets of this tenant only")
 
     def handle(self, *args: Any, **options: Any) -> None:
-        """Print a table."""
         named = options["tenant"]
         tenants = [find_tenant(named)] if named else Tenant.objects.filter(budgets__isnull=False)
         states = [

@@ -1,5 +1,3 @@
-"""`manage.py list_prices`."""
-
 from typing import Any
 
 from django.conf import settings
@@ -11,15 +9,12 @@ from metering.models import PRICE_FIELDS
 
 
 class Command(QuireCommand):
-    """List prices."""
-
     help = "List prices of tokens, images and audio, each model's newest first."
 
     def add_arguments(self, parser: CommandParser) -> None:
         parser.add_argument("--model", metavar="MODEL", help="list prices of this model only")
 
     def handle(self, *args: Any, **options: Any) -> None:
-        """Print a table."""
         prices = access_prices()
         if options["model"]:
             prices = prices.filter(model=options["model"])

@@ -1,5 +1,3 @@
-"""`manage.py reconcile_usage`."""
-
 import sys
 from typing import Any
 
@@ -14,8 +12,6 @@ MAX_PRINTED_IDS = 20
 
 
 class Command(QuireCommand):
-    """Hold the ledger against the engine."""
-
     help = (
         "Compare the usage ledger with the engines' own counters, by tenant and model. NOT BILLED: "
         "tokens computed but not charged (after a stop string, after a disconnect, failed "
@@ -32,7 +28,6 @@ class Command(QuireCommand):
         )
 
     def handle(self, *args: Any, **options: Any) -> None:
-        """Compare and say so."""
         days = options["days"]
         if not 1 <= days <= MAX_DAYS:
             raise CommandError(f"--days must be in [1, {MAX_DAYS}], got {days}.")

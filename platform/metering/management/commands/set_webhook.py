@@ -1,5 +1,3 @@
-"""`manage.py set_webhook (--tenant NAME | --operators) URL`."""
-
 from typing import Any
 
 from django.core.management.base import CommandParser
@@ -11,8 +9,6 @@ from tenants.cli import find_tenant
 
 
 class Command(QuireCommand):
-    """Say where a tenant's or the operators' webhook is."""
-
     help = (
         "Set the webhook URL of a tenant, which receives budget alerts, or of operators, which "
         "receives the alerts of the console, and print the signing secret once. Private "
@@ -28,7 +24,6 @@ class Command(QuireCommand):
         where.add_argument("--off", action="store_true", help="remove the webhook")
 
     def handle(self, *args: Any, **options: Any) -> None:
-        """Set it and print its secret."""
         tenant = None if options["operators"] else find_tenant(options["tenant"])
         if options["off"]:
             actions.delete_webhook(actor=CLI_ACTOR, tenant=tenant)

@@ -15,8 +15,6 @@ TRIES = 3
 
 
 class Command(changepassword.Command):
-    """Asks for a person's new password twice."""
-
     help = "Change a user's password. The user's sessions end."
 
     def handle(self, *args: Any, **options: Any) -> str:

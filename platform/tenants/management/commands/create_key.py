@@ -1,5 +1,3 @@
-"""`manage.py create_key --tenant NAME`."""
-
 from typing import Any
 
 from django.core.management.base import CommandParser
@@ -7,18 +5,21 @@ from django.core.management.base import CommandParser
 from common.commands import QuireCommand, comma_list, parse_expiry
 from tenants import actions, api_keys
 from tenants.actors import CLI_ACTOR
-from tenants.cli import add_media_limits, find_account, find_tenant, warn_of_unknown_models
+from tenants.cli import (
+    COUNT,
+    add_media_limits,
+    add_tenant_option,
+    find_account,
+    find_tenant,
+    warn_of_unknown_models,
+)
 
 
 class Command(QuireCommand):
-    """Make an API key."""
-
     help = "Create an API key and print it. The key is shown only once; only its hash is stored."
 
     def add_arguments(self, parser: CommandParser) -> None:
-        parser.add_argument(
-            "--tenant", required=True, metavar="NAME", help="tenant slug, see list_tenants"
-        )
+        add_tenant_option(parser)
         parser.add_argument("--name", default="", help="purpose of the key")
         parser.add_argument(
             "--scopes",
@@ -29,52 +30,23 @@ class Command(QuireCommand):
         parser.add_argument(
             "--expires", metavar="WHEN", help="90d, 12h, 30m, or a date (default: never)"
         )
-        parser.add_argument(
-            "--requests-per-minute",
-            type=int,
-            metavar="N",
-            help="requests per minute of this key (default: the tenant's limit)",
-        )
-        parser.add_argument(
-            "--tokens-per-minute",
-            type=int,
-            metavar="N",
-            help="tokens per minute, prompt plus output (default: the tenant's limit)",
-        )
-        add_media_limits(parser, " (default: the tenant's limit)")
-        parser.add_argument(
-            "--max-running-requests",
-            type=int,
-            metavar="N",
-            help="maximum concurrent requests of this key (default: the tenant's limit)",
-        )
-        parser.add_argument(
-            "--max-context-tokens",
-            type=int,
-            metavar="N",
-            help="maximum tokens of a request, prompt plus output (default: the tenant's limit)",
-        )
-        parser.add_argument(
-            "--allowed-models",
-            type=comma_list,
-            default=[],
-            metavar="A,B",
-            help="models that the key may use (default: all of the tenant's)",
-        )
-        parser.add_argument(
-            "--endpoints",
-            type=comma_list,
-            default=[],
-            metavar="A,B",
-            help="paths that the key may call, such as /v1/embeddings (default: all)",
-        )
-        parser.add_argument(
-            "--addresses",
-            type=comma_list,
-            default=[],
-            metavar="A,B",
-            help="addresses that the key may be used from, such as 10.0.0.0/8 (default: any)",
-        )
+        default = " (default: the tenant's limit)"
+        requests = f"requests per minute of this key{default}"
+        parser.add_argument("--requests-per-minute", help=requests, **COUNT)
+        tokens = f"tokens per minute, prompt plus output{default}"
+        parser.add_argument("--tokens-per-minute", help=tokens, **COUNT)
+        add_media_limits(parser, default)
+        running = f"maximum concurrent requests of this key{default}"
+        parser.add_argument("--max-running-requests", help=running, **COUNT)
+        context = f"maximum tokens of a request, prompt plus output{default}"
+        parser.add_argument("--max-context-tokens", help=context, **COUNT)
+        words: dict[str, Any] = {"type": comma_list, "default": [], "metavar": "A,B"}
+        models = "models that the key may use (default: all of the tenant's)"
+        parser.add_argument("--allowed-models", help=models, **words)
+        endpoints = "paths that the key may call, such as /v1/embeddings (default: all)"
+        parser.add_argument("--endpoints", help=endpoints, **words)
+        addresses = "addresses that the key may be used from, such as 10.0.0.0/8 (default: any)"
+        parser.add_argument("--addresses", help=addresses, **words)
         parser.add_argument(
             "--service-account",
             metavar="NAME",
@@ -83,7 +55,6 @@ class Command(QuireCommand):
         parser.add_argument("--plain", action="store_true", help="print the key and nothing else")
 
     def handle(self, *args: Any, **options: Any) -> None:
-        """Create and print it."""
         requested_scopes, program = options["scopes"], options["service_account"]
         tenant = find_tenant(options["tenant"])
         created = actions.create_key(

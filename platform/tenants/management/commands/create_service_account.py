@@ -1,5 +1,3 @@
-"""`manage.py create_service_account NAME --tenant TENANT`."""
-
 from typing import Any
 
 from django.core.management.base import CommandParser
@@ -7,23 +5,18 @@ from django.core.management.base import CommandParser
 from common.commands import QuireCommand
 from tenants import actions
 from tenants.actors import CLI_ACTOR
-from tenants.cli import add_role_option, find_tenant
+from tenants.cli import add_role_option, add_tenant_option, find_tenant
 
 
 class Command(QuireCommand):
-    """Add a program."""
-
     help = "Create a service account: an identity for programs."
 
     def add_arguments(self, parser: CommandParser) -> None:
         parser.add_argument("name", help="name, such as 'nightly reports'")
-        parser.add_argument(
-            "--tenant", required=True, metavar="NAME", help="tenant slug, see list_tenants"
-        )
+        add_tenant_option(parser)
         add_role_option(parser)
 
     def handle(self, *args: Any, **options: Any) -> None:
-        """Create it."""
         account = actions.create_service_account(
             actor=CLI_ACTOR,
             tenant=find_tenant(options["tenant"]),

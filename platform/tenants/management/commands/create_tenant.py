@@ -1,5 +1,3 @@
-"""`manage.py create_tenant NAME`."""
-
 from typing import Any
 
 from django.core.management.base import CommandError, CommandParser
@@ -13,8 +11,6 @@ from tenants.models import User
 
 
 class Command(QuireCommand):
-    """Add a tenant."""
-
     help = "Create a tenant, the owner of requests, cache, limits and costs. See create_key."
 
     def add_arguments(self, parser: CommandParser) -> None:
@@ -26,7 +22,6 @@ class Command(QuireCommand):
         add_limit_options(parser, defaults=True)
 
     def handle(self, *args: Any, **options: Any) -> None:
-        """Create it and print its short name."""
         owner = None
         if options["owner"]:
             owner = User.objects.filter(username=options["owner"]).first()

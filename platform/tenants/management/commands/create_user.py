@@ -1,5 +1,3 @@
-"""`manage.py create_user NAME`."""
-
 from typing import Any
 
 from django.core.management.base import CommandParser
@@ -10,8 +8,6 @@ from tenants.actors import CLI_ACTOR
 
 
 class Command(QuireCommand):
-    """Add a person."""
-
     help = (
         "Create a user. Without a password, the user signs in with single sign-on or resets it by "
         "mail. Add the user to a tenant with set_member or invite."
@@ -28,7 +24,6 @@ class Command(QuireCommand):
         )
 
     def handle(self, *args: Any, **options: Any) -> None:
-        """Create them."""
         user = actions.create_user(
             actor=CLI_ACTOR,
             username=options["username"],

@@ -1,5 +1,3 @@
-"""`manage.py delete_user NAME`."""
-
 from typing import Any
 
 from django.core.management.base import CommandParser
@@ -11,8 +9,6 @@ from tenants.cli import find_user
 
 
 class Command(QuireCommand):
-    """Remove a person."""
-
     help = (
         "Delete a user. The user's sessions, sockets and keys end within seconds; the ledger and "
         "the audit log keep the name. A tenant's last owner stays: name another first."
@@ -22,7 +18,6 @@ class Command(QuireCommand):
         parser.add_argument("username", help="see list_users")
 
     def handle(self, *args: Any, **options: Any) -> None:
-        """Remove them."""
         user = find_user(options["username"])
         actions.delete_user(actor=CLI_ACTOR, user=user)
         self.stdout.write(f"{user} is removed.")

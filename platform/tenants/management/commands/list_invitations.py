@@ -1,5 +1,3 @@
-"""`manage.py list_invitations`."""
-
 from typing import Any
 
 from django.core.management.base import CommandParser
@@ -10,8 +8,6 @@ from tenants.models import Invitation
 
 
 class Command(QuireCommand):
-    """List invitations."""
-
     help = "List open invitations. Their links were shown once and can't be shown again."
 
     def add_arguments(self, parser: CommandParser) -> None:
@@ -21,7 +17,6 @@ class Command(QuireCommand):
         )
 
     def handle(self, *args: Any, **options: Any) -> None:
-        """Print a table."""
         invitations = Invitation.objects.select_related("tenant", "created_by")
         if options["tenant"]:
             invitations = invitations.filter(tenant=find_tenant(options["tenant"]))

@@ -1,5 +1,3 @@
-"""`manage.py list_keys`."""
-
 from typing import Any
 
 from django.core.management.base import CommandParser
@@ -10,8 +8,6 @@ from tenants.models import ApiKey
 
 
 class Command(QuireCommand):
-    """List API keys."""
-
     help = "List API keys by their prefixes; the keys themselves can't be shown again."
 
     def add_arguments(self, parser: CommandParser) -> None:
@@ -19,7 +15,6 @@ class Command(QuireCommand):
         parser.add_argument("--all", action="store_true", help="include revoked and expired keys")
 
     def handle(self, *args: Any, **options: Any) -> None:
-        """Print a table."""
         keys = ApiKey.objects.select_related("tenant")
         if options["tenant"]:
             keys = keys.filter(tenant=find_tenant(options["tenant"]))

@@ -1,5 +1,3 @@
-"""`manage.py list_members`."""
-
 from typing import Any
 
 from django.core.management.base import CommandParser
@@ -10,15 +8,12 @@ from tenants.models import Membership
 
 
 class Command(QuireCommand):
-    """List members."""
-
     help = "List members of tenants and their roles."
 
     def add_arguments(self, parser: CommandParser) -> None:
         parser.add_argument("--tenant", metavar="NAME", help="list members of this tenant only")
 
     def handle(self, *args: Any, **options: Any) -> None:
-        """Print a table."""
         rows = Membership.objects.select_related("tenant", "user").order_by("tenant__slug", "pk")
         if options["tenant"]:
             rows = rows.filter(tenant=find_tenant(options["tenant"]))

@@ -1,5 +1,3 @@
-"""`manage.py list_service_accounts`."""
-
 from typing import Any
 
 from django.core.management.base import CommandParser
@@ -10,8 +8,6 @@ from tenants.models import ServiceAccount
 
 
 class Command(QuireCommand):
-    """List programs."""
-
     help = "List the service accounts of tenants."
 
     def add_arguments(self, parser: CommandParser) -> None:
@@ -20,7 +16,6 @@ class Command(QuireCommand):
         )
 
     def handle(self, *args: Any, **options: Any) -> None:
-        """Print a table."""
         accounts = ServiceAccount.objects.select_related("tenant").order_by("tenant__slug", "name")
         if options["tenant"]:
             accounts = accounts.filter(tenant=find_tenant(options["tenant"]))

@@ -1,5 +1,3 @@
-"""`manage.py list_tenants`."""
-
 from typing import Any
 
 from django.db.models import Count, Q
@@ -12,12 +10,9 @@ HEAD = ("TENANT", "NAME", "STATE", "WEIGHT", "KV CACHE", "REQUESTS/MIN", "TOKENS
 
 
 class Command(QuireCommand):
-    """List tenants."""
-
     help = "List tenants with their limits and their number of valid keys."
 
     def handle(self, *args: Any, **options: Any) -> None:
-        """Print a table."""
         works = Q(api_keys__revoked_at=None) & (
             Q(api_keys__expires_at=None) | Q(api_keys__expires_at__gt=timezone.now())
         )

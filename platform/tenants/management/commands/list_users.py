@@ -1,5 +1,3 @@
-"""`manage.py list_users`."""
-
 from typing import Any
 
 from common.commands import QuireCommand
@@ -7,12 +5,9 @@ from tenants.models import User
 
 
 class Command(QuireCommand):
-    """List people."""
-
     help = "List users with their tenants and roles."
 
     def handle(self, *args: Any, **options: Any) -> None:
-        """Print a table."""
         users = User.objects.prefetch_related("memberships__tenant").order_by("username")
         rows = [(user, user.email or "-", standing(user), roles(user)) for user in users]
         self.table(("NAME", "EMAIL", "STATE", "TENANTS"), rows)

@@ -1,5 +1,3 @@
-"""`manage.py revoke_invitation ID`."""
-
 from typing import Any
 
 from django.core.management.base import CommandError, CommandParser
@@ -11,15 +9,12 @@ from tenants.models import Invitation
 
 
 class Command(QuireCommand):
-    """Take an invitation back."""
-
     help = "Revoke an invitation that isn't accepted yet."
 
     def add_arguments(self, parser: CommandParser) -> None:
         parser.add_argument("id", type=int, help="see list_invitations")
 
     def handle(self, *args: Any, **options: Any) -> None:
-        """End it."""
         invitation = Invitation.objects.select_related("tenant").filter(pk=options["id"]).first()
         if invitation is None:
             raise CommandError(f"Invitation {options['id']} not found.")

@@ -1,5 +1,3 @@
-"""`manage.py revoke_key ID`."""
-
 from typing import Any
 
 from django.core.management.base import CommandParser
@@ -11,15 +9,12 @@ from tenants.cli import KEY_HELP, find_key
 
 
 class Command(QuireCommand):
-    """Revoke an API key."""
-
     help = "Revoke an API key. Gateways refuse it within seconds; running streams end."
 
     def add_arguments(self, parser: CommandParser) -> None:
         parser.add_argument("key", help=KEY_HELP)
 
     def handle(self, *args: Any, **options: Any) -> None:
-        """Find and revoke it."""
         key = find_key(options["key"])
         if key.state() == "revoked":
             self.stdout.write(f"{key} was revoked already.")

@@ -1,5 +1,3 @@
-"""`manage.py rotate_key ID`."""
-
 from typing import Any
 
 from django.core.management.base import CommandError, CommandParser
@@ -11,8 +9,6 @@ from tenants.cli import KEY_HELP, find_key
 
 
 class Command(QuireCommand):
-    """Put a new API key in an old one's place."""
-
     help = (
         "Replace an API key and print the new one once. The new key has the same name, scopes, "
         "limits and expiry; the old one stays valid for --overlap, so that clients can switch."
@@ -30,7 +26,6 @@ class Command(QuireCommand):
         parser.add_argument("--plain", action="store_true", help="print the key and nothing else")
 
     def handle(self, *args: Any, **options: Any) -> None:
-        """Make and print it."""
         overlap = parse_span(options["overlap"])
         if overlap is None:
             raise CommandError(f"--overlap {options['overlap']}: use 7d, 12h, 30m or 0.")

@@ -1,5 +1,3 @@
-"""`manage.py set_member NAME --tenant TENANT`."""
-
 from typing import Any
 
 from django.core.management.base import CommandParser
@@ -7,13 +5,11 @@ from django.core.management.base import CommandParser
 from common.commands import QuireCommand
 from tenants import actions
 from tenants.actors import CLI_ACTOR
-from tenants.cli import add_role_option, find_tenant, find_user
+from tenants.cli import add_role_option, add_tenant_option, find_tenant, find_user
 from tenants.models import Membership
 
 
 class Command(QuireCommand):
-    """Put a person into a tenant."""
-
     help = (
         "Add a user to a tenant or change a member's role. A lower role ends the user's sessions, "
         "sockets and keys there within seconds."
@@ -21,13 +17,10 @@ class Command(QuireCommand):
 
     def add_arguments(self, parser: CommandParser) -> None:
         parser.add_argument("username", help="see list_users")
-        parser.add_argument(
-            "--tenant", required=True, metavar="NAME", help="tenant slug, see list_tenants"
-        )
+        add_tenant_option(parser)
         add_role_option(parser)
 
     def handle(self, *args: Any, **options: Any) -> None:
-        """Add or change."""
         user, tenant = find_user(options["username"]), find_tenant(options["tenant"])
         membership = Membership.objects.filter(tenant=tenant, user=user).first()
         role = options["role"]

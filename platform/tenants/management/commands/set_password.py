@@ -1,5 +1,3 @@
-"""`manage.py set_password NAME`."""
-
 from typing import Any
 
 from django.core.management.base import CommandError, CommandParser
@@ -11,8 +9,6 @@ from tenants.cli import find_user
 
 
 class Command(QuireCommand):
-    """Give a person another password."""
-
     help = "Set or remove a user's password. The user's sessions end."
 
     def add_arguments(self, parser: CommandParser) -> None:
@@ -28,7 +24,6 @@ class Command(QuireCommand):
         )
 
     def handle(self, *args: Any, **options: Any) -> None:
-        """Set it."""
         password = read_password(options)
         if password == "":
             raise CommandError("No password on standard input.")

@@ -1,5 +1,3 @@
-"""`manage.py update_tenant NAME`."""
-
 from typing import Any
 
 from django.core.management.base import CommandError, CommandParser
@@ -12,8 +10,6 @@ from tenants.cli import add_limit_options, find_tenant, limits_of, warn_of_unkno
 
 
 class Command(QuireCommand):
-    """Change a tenant."""
-
     help = (
         "Change a tenant's name or limits, or disable and enable it. Options that are not given "
         "stay unchanged. Gateways apply the change within seconds."
@@ -32,7 +28,6 @@ class Command(QuireCommand):
         add_limit_options(parser, defaults=False)
 
     def handle(self, *args: Any, **options: Any) -> None:
-        """Change all of it or nothing."""
         changes = limits_of(options)
         if options["name"] is not None:
             changes["name"] = options["name"]

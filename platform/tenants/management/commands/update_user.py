@@ -1,5 +1,3 @@
-"""`manage.py update_user NAME`."""
-
 from typing import Any
 
 from django.core.management.base import CommandError, CommandParser
@@ -11,8 +9,6 @@ from tenants.cli import find_user
 
 
 class Command(QuireCommand):
-    """Change a person."""
-
     help = (
         "Change a user's email address, activation or operator status. Deactivating a user or "
         "revoking the operator role ends sessions, sockets and keys within seconds."
@@ -33,7 +29,6 @@ class Command(QuireCommand):
         standing.add_argument("--no-operator", action="store_true", help="revoke the operator role")
 
     def handle(self, *args: Any, **options: Any) -> None:
-        """Change all of it or nothing."""
         changes: dict[str, Any] = {}
         if options["email"] is not None:
             changes["email"] = options["email"]
