@@ -6,12 +6,9 @@ from typing import Any
 
 import redis
 from asgiref.sync import async_to_sync
-from django.contrib.auth.decorators import login_required
 from django.db.models import QuerySet
 from django.http import HttpResponse
 from django.shortcuts import render
-from django.views.decorators.cache import never_cache
-from django.views.decorators.http import require_safe
 from drf_spectacular.types import OpenApiTypes
 from drf_spectacular.utils import OpenApiParameter, extend_schema
 from rest_framework import serializers
@@ -22,7 +19,7 @@ from rest_framework.response import Response
 from catalog.models import Replica
 from common.errors import PermissionDenied, ServiceUnavailable
 from console.mounting import mounted
-from console.views.base import current_tenant, tenant_context
+from console.views.base import current_tenant, page_view, tenant_context
 from engine.contract.errors import QuireError
 from kv_map.access import access_block_view, access_watchable_replicas, snapshot
 from kv_map.isolation import can_run_isolation_check, check_prover, generates, run_isolation_check
@@ -101,9 +98,7 @@ class IsolationCheckViewSet(ManagementViewSet):
         return Response(async_to_sync(run_isolation_check)(user, **values))
 
 
-@require_safe
-@never_cache
-@login_required
+@page_view
 def kv_map(request: UserRequest) -> HttpResponse:
     """The page of a replica's blocks; frames arrive over a WebSocket."""
     user = request.user

@@ -12,15 +12,11 @@ from typing import Any
 from urllib.parse import urlencode
 
 import redis
-from django.contrib.auth.decorators import login_required
 from django.db.models import Prefetch, QuerySet
 from django.http import HttpResponse, HttpResponseBase
 from django.shortcuts import redirect, render
 from django.urls import reverse
-from django.views.decorators.cache import never_cache
-from django.views.decorators.http import require_POST, require_safe
 
-from accounts.reauthentication import reauthentication_required
 from adapters import access, actions
 from adapters.access import DAYS, access_request, usage_of
 from adapters.models import PASSED, WORKING, Adapter, AdapterAlias, VersionState
@@ -30,7 +26,7 @@ from catalog.live_status import live_replicas, residency
 from common.errors import NotFound
 from common.one_time import pop_one_time, store_one_time
 from console.mounting import mounted
-from console.views.base import current_tenant, json_view, tenant_context
+from console.views.base import change_view, current_tenant, json_view, page_view, tenant_context
 from engine.contract.errors import InvalidRequest, QuireError
 from metering.models import UsageEntry
 from tenants.access import access_role, first_tenant
@@ -43,9 +39,7 @@ MAX_ROWS = 200
 Action = Callable[..., str]
 
 
-@require_safe
-@never_cache
-@login_required
+@page_view
 def adapters(request: UserRequest) -> HttpResponse:
     """List the adapters of one of the user's tenants, and those shared with it."""
     try:
@@ -54,9 +48,7 @@ def adapters(request: UserRequest) -> HttpResponse:
         return _list(request, first_tenant(request.user), error=error)
 
 
-@require_safe
-@never_cache
-@login_required
+@page_view
 def adapter(request: UserRequest, pk: int) -> HttpResponse:
     """Show one adapter: traffic, versions, residency and usage."""
     try:
@@ -93,10 +85,7 @@ def residency_topic(tenant_id: int) -> dict[str, Any]:
 def post_action(function: Action) -> Callable[..., HttpResponseBase]:
     """Turn an action on an adapter into a POST view that redirects to its page."""
 
-    @reauthentication_required
-    @require_POST
-    @never_cache
-    @login_required
+    @change_view
     @wraps(function)
     def view(request: UserRequest, **kwargs: Any) -> HttpResponse:
         user = request.user

@@ -5,16 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 from django.conf import settings
-from django.contrib.auth.decorators import login_required
 from django.core.paginator import Paginator
-from django.http import HttpResponse
-from django.views.decorators.cache import never_cache
-from django.views.decorators.http import require_safe
 
 from common.errors import NotFound
-from console.views.base import outcome_action, post_int, post_text, render_outcome
+from console.views.base import InstallationPage, post_int, post_text
 from console.views.settings import MAX_ROWS
-from engine.contract.errors import InvalidRequest, QuireError
+from engine.contract.errors import InvalidRequest
 from history.alerts import RULES, access_alerts, silence_alert
 from metering import actions
 from metering.budgets import access_deliveries, access_delivery, access_webhooks
@@ -23,19 +19,6 @@ from tenants.sessions import UserRequest
 PAGE = 50
 #: Hours of silence to choose from -> label.
 SILENCES = {1: "an hour", 24: "a day", 168: "a week"}
-
-
-@require_safe
-@never_cache
-@login_required
-def alerts(request: UserRequest) -> HttpResponse:
-    """List open alerts, then past ones."""
-    return show(request)
-
-
-def show(request: UserRequest, error: QuireError | None = None) -> HttpResponse:
-    """Render the page with the last outcome or error."""
-    return render_outcome(request, "console/alerts.html", lambda: _context(request), error)
 
 
 def _context(request: UserRequest) -> dict[str, Any]:
@@ -51,10 +34,11 @@ def _context(request: UserRequest) -> dict[str, Any]:
     }
 
 
-alerts_action = outcome_action("alerts", show)
+#: Open alerts, then past ones.
+alerts = InstallationPage("alerts", "alerts", _context)
 
 
-@alerts_action
+@alerts.action
 def silence(request: UserRequest, pk: int) -> dict[str, str]:
     """Silence an alert for some hours: no mail about it, and no event before it ends."""
     alert = access_alerts(request.user).filter(pk=pk).first()
@@ -69,28 +53,28 @@ def silence(request: UserRequest, pk: int) -> dict[str, str]:
     return {"text": f"No mail about {alert}, and no event before its end, for {SILENCES[hours]}."}
 
 
-@alerts_action
+@alerts.action
 def set_webhook(request: UserRequest) -> dict[str, str]:
     """Set the operators' webhook and create a new secret, shown once."""
     url = post_text(request, "url") or ""
     return {"secret": actions.set_webhook(actor=request.user, tenant=None, url=url).secret}
 
 
-@alerts_action
+@alerts.action
 def delete_webhook(request: UserRequest) -> dict[str, str]:
     """Delete the operators' webhook."""
     actions.delete_webhook(actor=request.user, tenant=None)
     return {"text": "No more events are sent."}
 
 
-@alerts_action
+@alerts.action
 def try_webhook(request: UserRequest) -> dict[str, str]:
     """Send the operators' webhook a test event."""
     actions.send_test_event(actor=request.user, tenant=None)
     return {"text": "A test event is being sent. Reload the page in a moment to see the result."}
 
 
-@alerts_action
+@alerts.action
 def send_again(request: UserRequest, pk: int) -> dict[str, str]:
     """Retry an abandoned event."""
     actions.redeliver(actor=request.user, delivery=access_delivery(request.user, None, pk))

@@ -10,17 +10,14 @@ from typing import Any
 from urllib.parse import urlencode
 
 from django import forms
-from django.contrib.auth.decorators import login_required
 from django.core.paginator import Paginator
 from django.db.models import Q, QuerySet
 from django.http.response import HttpResponseBase
 from django.shortcuts import render
-from django.views.decorators.cache import never_cache
-from django.views.decorators.http import require_safe
 
 from common.db import iterate_by_key
 from common.files import download
-from console.views.base import current_tenant, tenant_context
+from console.views.base import current_tenant, page_view, tenant_context
 from engine.contract.errors import QuireError
 from tenants.access import access_all_audit, access_audit
 from tenants.actors import to_actor
@@ -68,9 +65,7 @@ class FilterForm(forms.Form):
         return rows
 
 
-@require_safe
-@never_cache
-@login_required
+@page_view
 def audit(request: UserRequest) -> HttpResponseBase:
     """Show the log of one of the user's tenants, or of all with `?all=yes`; `?format=csv|json`."""
     user = request.user

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from datetime import UTC, date, datetime, time, timedelta
 from functools import wraps
-from typing import Any, Protocol
+from typing import Any
 from urllib.parse import urlencode
 
 import redis
@@ -16,7 +16,7 @@ from django.http.response import HttpResponseBase
 from django.shortcuts import redirect, render
 from django.urls import reverse
 from django.views.decorators.cache import never_cache
-from django.views.decorators.http import require_POST, require_safe
+from django.views.decorators.http import require_http_methods, require_POST, require_safe
 
 from accounts.reauthentication import reauthentication_required
 from common.errors import NotFound, ServiceUnavailable
@@ -29,6 +29,23 @@ from tenants.models import Tenant, User
 from tenants.sessions import UserRequest
 
 View = Callable[[UserRequest], HttpResponse]
+Page = Callable[..., HttpResponseBase]
+
+
+def page_view(view: Page) -> Page:
+    """Serve GET to logged-in users only, and keep the page out of caches."""
+    return require_safe(never_cache(login_required(view)))
+
+
+def form_view(view: Page) -> Page:
+    """Like `page_view`, and POST by users who have logged in recently."""
+    allowed = require_http_methods(["GET", "HEAD", "POST"])
+    return reauthentication_required(allowed(never_cache(login_required(view))))
+
+
+def change_view(view: Page) -> Page:
+    """Serve only POST, by users who have logged in recently."""
+    return reauthentication_required(require_POST(never_cache(login_required(view))))
 
 
 def json_view(function: Callable[[UserRequest], dict[str, Any]]) -> View:
@@ -69,19 +86,6 @@ MAX_TENANTS = 500
 SESSION_TENANT = "tenant"
 
 
-class RenderPage(Protocol):
-    """Renders a page about a tenant; None if there is no tenant to show."""
-
-    def __call__(
-        self,
-        request: UserRequest,
-        tenant: Tenant | None,
-        *,
-        outcome: dict[str, Any] | None = None,
-        error: QuireError | None = None,
-    ) -> HttpResponse: ...
-
-
 def current_tenant(request: UserRequest) -> Tenant | None:
     """Return the requested tenant, else the one viewed last, else the user's first.
 
@@ -114,17 +118,6 @@ def tenant_context(user: User, tenant: Tenant | None) -> dict[str, Any]:
     return {"tenant": tenant, "tenants": tenants, "more_tenants": len(tenants) > 1}
 
 
-def render_page(request: UserRequest, show: RenderPage) -> HttpResponse:
-    """Render the current tenant's page with the outcome of the last POST, shown once."""
-    try:
-        tenant = current_tenant(request)
-    except QuireError as error:
-        return show(request, None, error=error)
-    stored = pop_one_time(request) if request.method == "GET" and tenant is not None else {}
-    outcome = stored if tenant is not None and stored.get("tenant") == tenant.slug else {}
-    return show(request, tenant, outcome=outcome)
-
-
 def redirect_with_message(
     request: UserRequest, page: str, tenant: Tenant, **outcome: Any
 ) -> HttpResponse:
@@ -134,7 +127,6 @@ def redirect_with_message(
 
 
 Action = Callable[..., dict[str, Any]]
-Page = Callable[..., HttpResponse]
 
 
 def post_action(page: str, show: Page) -> Callable[[Action], Page]:
@@ -167,49 +159,99 @@ def post_action(page: str, show: Page) -> Callable[[Action], Page]:
     return decorate
 
 
-def outcome_action(page: str, show: Page) -> Callable[[Action], Callable[..., HttpResponseBase]]:
-    """Turn an operator's function from a request to an outcome into a POST view.
+class TenantPage:
+    """The view of a page about the current tenant, which shows the outcome of its changes once.
 
-    The page that it redirects to shows the outcome once. Args: as for `post_action`.
+    Args:
+        name: URL name.
+        template: its name in `console/`.
+        context: returns the template's own context for a tenant.
     """
 
-    def decorate(function: Action) -> Callable[..., HttpResponseBase]:
-        @reauthentication_required
-        @require_POST
-        @never_cache
-        @login_required
+    def __init__(
+        self, name: str, template: str, context: Callable[[UserRequest, Tenant], dict[str, Any]]
+    ) -> None:
+        self._name, self._template, self._context = name, f"console/{template}.html", context
+        self._view = page_view(self._get)
+
+    def __call__(self, request: UserRequest) -> HttpResponseBase:
+        """Serve the page."""
+        return self._view(request)
+
+    def _get(self, request: UserRequest) -> HttpResponse:
+        try:
+            tenant = current_tenant(request)
+        except QuireError as error:
+            return self.show(request, None, error=error)
+        stored = pop_one_time(request) if request.method == "GET" and tenant is not None else {}
+        outcome = stored if tenant is not None and stored.get("tenant") == tenant.slug else {}
+        return self.show(request, tenant, outcome=outcome)
+
+    def show(
+        self,
+        request: UserRequest,
+        tenant: Tenant | None,
+        *,
+        outcome: dict[str, Any] | None = None,
+        error: QuireError | None = None,
+    ) -> HttpResponse:
+        """Render the page with the last outcome or error."""
+        user = request.user
+        tenant = tenant or first_tenant(user)
+        context = {**tenant_context(user, tenant), "outcome": outcome, "error": error}
+        if tenant is not None:
+            context |= self._context(request, tenant)
+        return render(request, self._template, context, status=error.status if error else 200)
+
+    def action(self, function: Action) -> Page:
+        """Turn a function from request and tenant to an outcome into a POST view."""
+        return reauthentication_required(post_action(self._name, self.show)(function))
+
+
+class InstallationPage:
+    """The view of a page about the installation, which shows the outcome of its changes once.
+
+    Args:
+        name: URL name. template: its name in `console/`.
+        context: returns the template's own context; the page shows a `QuireError` as a refusal.
+    """
+
+    def __init__(
+        self, name: str, template: str, context: Callable[[UserRequest], dict[str, Any]]
+    ) -> None:
+        self._name, self._template, self._context = name, f"console/{template}.html", context
+        self._view = page_view(self.show)
+
+    def __call__(self, request: UserRequest) -> HttpResponseBase:
+        """Serve the page."""
+        return self._view(request)
+
+    def show(self, request: UserRequest, error: QuireError | None = None) -> HttpResponse:
+        """Render the page with the last outcome or error."""
+        try:
+            context = self._context(request)
+        except QuireError as refusal:
+            context = {"error": refusal, "refused": True}
+            return render(request, self._template, context, status=refusal.status)
+        context |= {
+            "error": error,
+            "outcome": pop_one_time(request) if request.method == "GET" else {},
+        }
+        return render(request, self._template, context, status=error.status if error else 200)
+
+    def action(self, function: Action) -> Page:
+        """Turn a function from a request to an outcome into a POST view."""
+
+        @change_view
         @wraps(function)
         def view(request: UserRequest, **kwargs: Any) -> HttpResponse:
             try:
                 store_one_time(request, **function(request, **kwargs))
             except QuireError as error:
-                return show(request, error)
-            return redirect(page)
+                return self.show(request, error)
+            return redirect(self._name)
 
         return view
-
-    return decorate
-
-
-def render_outcome(
-    request: UserRequest,
-    template: str,
-    read: Callable[[], dict[str, Any]],
-    error: QuireError | None = None,
-) -> HttpResponse:
-    """Render an operators' page with the last outcome or error.
-
-    Args:
-        read: returns the page's own context; the page shows a `QuireError` from it as a refusal.
-    """
-    try:
-        context = read()
-    except QuireError as refusal:
-        context = {"error": refusal, "refused": True}
-        return render(request, template, context, status=refusal.status)
-    outcome = pop_one_time(request) if request.method == "GET" else {}
-    status = error.status if error else 200
-    return render(request, template, {**context, "error": error, "outcome": outcome}, status=status)
 
 
 def cleaned_or_400(form: forms.Form) -> dict[str, Any]:

@@ -11,21 +11,17 @@ from typing import Any, cast
 
 from asgiref.sync import async_to_sync
 from django.conf import settings
-from django.contrib.auth.decorators import login_required
 from django.http import FileResponse, HttpResponse, HttpResponseRedirect
 from django.http.response import HttpResponseBase
-from django.shortcuts import redirect, render
-from django.urls import reverse
+from django.shortcuts import render
 from django.utils import timezone
-from django.utils.http import content_disposition_header, urlencode
-from django.views.decorators.cache import never_cache
-from django.views.decorators.http import require_POST, require_safe
+from django.utils.http import content_disposition_header
 from pydantic import ValidationError
 
 from common.errors import NotFound, PermissionDenied
-from common.one_time import pop_one_time, store_one_time
+from common.one_time import pop_one_time
 from common.task_queue import BROKER_ERRORS
-from console.views.base import current_tenant, json_view, tenant_context
+from console.views.base import current_tenant, json_view, page_view, post_action, tenant_context
 from engine.contract.errors import InvalidRequest, QuireError
 from inference.api.files import MAX_LIFETIME_S
 from inference.schemas.base import BatchRequest
@@ -90,9 +86,7 @@ def page(name: str) -> Callable[..., Callable[..., HttpResponse]]:
     """Turn a function that returns a template context into the view of a tenant's page."""
 
     def decorate(function: Callable[..., dict[str, Any]]) -> Callable[..., HttpResponse]:
-        @require_safe
-        @never_cache
-        @login_required
+        @page_view
         @wraps(function)
         def view(request: UserRequest, **kwargs: Any) -> HttpResponse:
             try:
@@ -229,38 +223,26 @@ def progress(request: UserRequest) -> dict[str, Any]:
     return {"batches": [figures(row) for row in rows]}
 
 
-def post_action(
-    name: str, page_context: Callable[..., dict[str, Any]]
-) -> Callable[[Callable[..., str]], Callable[..., HttpResponse]]:
-    """Turn a function that returns a message into a POST view that redirects to page `name`."""
+def _page_with_error(name: str, page_context: Callable[..., dict[str, Any]]) -> Callable[..., Any]:
+    """Return how `post_action` shows page `name` with an error."""
 
-    def decorate(function: Callable[..., str]) -> Callable[..., HttpResponse]:
-        @require_POST
-        @never_cache
-        @login_required
-        @wraps(function)
-        def view(request: UserRequest, **kwargs: Any) -> HttpResponse:
-            tenant: Tenant | None = None
-            try:
-                tenant = current_tenant(request)
-                if tenant is None:
-                    raise NotFound("You belong to no tenant.")
-                text = function(request, tenant, write_caller(request, tenant), **kwargs)
-            except QuireError as error:
-                context = page_context if tenant is not None else None
-                tenant = tenant or first_tenant(request.user)
-                return show(request, tenant, name, context, error=error)
-            store_one_time(request, tenant=tenant.slug, text=text)
-            return redirect(f"{reverse(name)}?{urlencode({'tenant': tenant.slug})}")
+    def render_error(
+        request: UserRequest, tenant: Tenant | None, *, error: QuireError
+    ) -> HttpResponse:
+        context = page_context if tenant is not None else None
+        return show(request, tenant or first_tenant(request.user), name, context, error=error)
 
-        return view
-
-    return decorate
+    return render_error
 
 
-@post_action("batches", batch_list_context)
-def add_batch(request: UserRequest, tenant: Tenant, caller: Caller) -> str:
+batches_action = post_action("batches", _page_with_error("batches", batch_list_context))
+files_action = post_action("files", _page_with_error("files", list_files))
+
+
+@batches_action
+def add_batch(request: UserRequest, tenant: Tenant) -> dict[str, Any]:
     """Create a batch from a file of requests."""
+    caller = write_caller(request, tenant)
     form = request.POST
     try:
         body = BatchRequest(
@@ -282,20 +264,22 @@ def add_batch(request: UserRequest, tenant: Tenant, caller: Caller) -> str:
         metadata={},
     )
     _enqueue(batch.public_id)
-    return f"{batch.public_id} waits for a worker."
+    return {"text": f"{batch.public_id} waits for a worker."}
 
 
-@post_action("batches", batch_list_context)
-def cancel(request: UserRequest, tenant: Tenant, caller: Caller, public_id: str) -> str:
+@batches_action
+def cancel(request: UserRequest, tenant: Tenant, public_id: str) -> dict[str, Any]:
     """Cancel a batch; results so far stay in its files."""
+    caller = write_caller(request, tenant)
     row = actions.cancel_batch(caller=caller, public_id=public_id)
     _enqueue(row.public_id)
-    return f"{row.public_id} is being cancelled. Answers so far are in its files."
+    return {"text": f"{row.public_id} is being cancelled. Answers so far are in its files."}
 
 
-@post_action("files", list_files)
-def upload(request: UserRequest, tenant: Tenant, caller: Caller) -> str:
+@files_action
+def upload(request: UserRequest, tenant: Tenant) -> dict[str, Any]:
     """Upload a file of requests."""
+    caller = write_caller(request, tenant)
     files = request.FILES.getlist("file")
     if len(files) != 1:
         raise InvalidRequest("Choose one file.", param="file")
@@ -317,20 +301,19 @@ def upload(request: UserRequest, tenant: Tenant, caller: Caller) -> str:
         chunks=file.chunks(),
         expires_at=lifetime(seconds),
     )
-    return f"{stored.filename} is uploaded as {stored.public_id}."
+    return {"text": f"{stored.filename} is uploaded as {stored.public_id}."}
 
 
-@post_action("files", list_files)
-def delete(request: UserRequest, tenant: Tenant, caller: Caller, public_id: str) -> str:
+@files_action
+def delete(request: UserRequest, tenant: Tenant, public_id: str) -> dict[str, Any]:
     """Delete a file and its content."""
+    caller = write_caller(request, tenant)
     name = access.access_file(caller, public_id).filename
     actions.delete_file(caller=caller, public_id=public_id)
-    return f"{name} is deleted."
+    return {"text": f"{name} is deleted."}
 
 
-@require_safe
-@never_cache
-@login_required
+@page_view
 def download(request: UserRequest, public_id: str) -> HttpResponseBase:
     """Download a file as an attachment, so that nothing in it runs in a browser."""
     try:

@@ -7,24 +7,17 @@ from datetime import UTC, datetime
 from typing import Any
 
 from django.conf import settings
-from django.contrib.auth.decorators import login_required
-from django.contrib.messages import get_messages, success
-from django.http import HttpResponse
-from django.shortcuts import redirect, render
 from django.utils import timezone
-from django.views.decorators.cache import never_cache
-from django.views.decorators.http import require_POST, require_safe
 
-from accounts.reauthentication import reauthentication_required
 from adapters.access import access_prices_of, names_for, priceable_names, unknown_name_warning
 from common.errors import NotFound
-from console.views.base import post_action, post_int, post_text, render_page, tenant_context
-from engine.contract.errors import InvalidRequest, QuireError
+from console.views.base import InstallationPage, TenantPage, post_int, post_text
+from engine.contract.errors import InvalidRequest
 from metering import actions
 from metering.budgets import BudgetState, access_budget, access_budgets, access_prices, states_of
 from metering.models import Period, Price
 from metering.money import amount_text
-from tenants.access import access_key, access_keys, access_role, first_tenant
+from tenants.access import access_key, access_keys, access_role
 from tenants.actors import to_actor
 from tenants.models import Role, Tenant
 from tenants.sessions import UserRequest
@@ -34,41 +27,24 @@ MAX_BUDGETS = 200
 MIN_FORECAST_SHARE = 0.1
 
 
-@require_safe
-@never_cache
-@login_required
-def budgets(request: UserRequest) -> HttpResponse:
-    """Show the budgets of one of the user's tenants."""
-    return render_page(request, show_budgets)
-
-
-def show_budgets(
-    request: UserRequest,
-    tenant: Tenant | None,
-    *,
-    outcome: dict[str, Any] | None = None,
-    error: QuireError | None = None,
-) -> HttpResponse:
-    """Render the page with the last outcome or error."""
+def _budgets_context(request: UserRequest, tenant: Tenant) -> dict[str, Any]:
     user = request.user
-    tenant = tenant or first_tenant(user)
-    context: dict[str, Any] = {**tenant_context(user, tenant), "outcome": outcome, "error": error}
-    if tenant is not None:
-        role = access_role(user, tenant)
-        manages = role.rank >= Role.ADMIN.rank
-        rows, names = list(access_budgets(user, tenant)[:MAX_BUDGETS]), names_for(tenant)
-        context |= {
-            "budgets": [_row(state, names) for state in states_of(rows)],
-            "names": sorted(names),
-            "manages": manages,
-            "operator": to_actor(user).is_operator,
-            "keys": access_keys(user, tenant).filter(revoked_at=None)[:MAX_BUDGETS]
-            if manages
-            else (),
-            "periods": Period.choices,
-            "currency": settings.QUIRE.currency.upper(),
-        }
-    return render(request, "console/budgets.html", context, status=error.status if error else 200)
+    manages = access_role(user, tenant).rank >= Role.ADMIN.rank
+    rows, names = list(access_budgets(user, tenant)[:MAX_BUDGETS]), names_for(tenant)
+    keys = access_keys(user, tenant).filter(revoked_at=None)[:MAX_BUDGETS] if manages else ()
+    return {
+        "budgets": [_row(state, names) for state in states_of(rows)],
+        "names": sorted(names),
+        "manages": manages,
+        "operator": to_actor(user).is_operator,
+        "keys": keys,
+        "periods": Period.choices,
+        "currency": settings.QUIRE.currency.upper(),
+    }
+
+
+#: The budgets of one of the user's tenants.
+budgets = TenantPage("budgets", "budgets", _budgets_context)
 
 
 def _row(state: BudgetState, names: Collection[str]) -> dict[str, Any]:
@@ -97,8 +73,7 @@ def _forecast_percent(state: BudgetState, now: datetime) -> float | None:
     return state.percent / share if share >= MIN_FORECAST_SHARE else None
 
 
-@reauthentication_required
-@post_action("budgets", show_budgets)
+@budgets.action
 def set_budget(request: UserRequest, tenant: Tenant) -> dict[str, Any]:
     """Set a budget, replacing one with the same key, model and period."""
     key_id = post_int(request, "key")
@@ -116,8 +91,7 @@ def set_budget(request: UserRequest, tenant: Tenant) -> dict[str, Any]:
     return {"text": f"The budget is set: {budget}. {warning or 'Effective now.'}"}
 
 
-@reauthentication_required
-@post_action("budgets", show_budgets)
+@budgets.action
 def delete_budget(request: UserRequest, tenant: Tenant, pk: int) -> dict[str, Any]:
     """Delete a budget."""
     budget = access_budget(request.user, tenant, pk)
@@ -129,29 +103,21 @@ def delete_budget(request: UserRequest, tenant: Tenant, pk: int) -> dict[str, An
 MAX_PRICES = 300
 
 
-@require_safe
-@never_cache
-@login_required
-def prices(request: UserRequest) -> HttpResponse:
-    """Show the prices of the models available to the user, newest first for each model."""
-    return show_prices(request)
-
-
-def show_prices(request: UserRequest, error: QuireError | None = None) -> HttpResponse:
-    """Render the page with the last outcome or error."""
+def _prices_context(request: UserRequest) -> dict[str, Any]:
     user = request.user
     now, operator = timezone.now(), to_actor(user).is_operator
     rows = list(access_prices_of(user)[:MAX_PRICES])
     names = priceable_names() if operator else frozenset()
-    context = {
+    return {
         "prices": [(price, _state(price, rows, now)) for price in rows],
         "operator": operator,
         "names": sorted(names),
         "currency": settings.QUIRE.currency.upper(),
-        "error": error,
-        "outcome": [str(message) for message in get_messages(request)],
     }
-    return render(request, "console/prices.html", context, status=error.status if error else 200)
+
+
+#: The prices of the models available to the user, newest first for each model.
+prices = InstallationPage("prices", "prices", _prices_context)
 
 
 def _state(price: Price, all_prices: list[Price], now: Any) -> str:
@@ -165,45 +131,31 @@ def _state(price: Price, all_prices: list[Price], now: Any) -> str:
     return "past" if next(later, None) else "now"
 
 
-@reauthentication_required
-@require_POST
-@never_cache
-@login_required
-def set_price(request: UserRequest) -> HttpResponse:
+@prices.action
+def set_price(request: UserRequest) -> dict[str, Any]:
     """Set a price from now on or from a future time (UTC)."""
-    try:
-        price = actions.set_price(
-            actor=request.user,
-            model=post_text(request, "model") or "",
-            input_per_million=post_text(request, "input") or "",
-            cached_per_million=post_text(request, "cached"),
-            output_per_million=post_text(request, "output") or "",
-            per_image=post_text(request, "image"),
-            per_audio_minute=post_text(request, "audio_minute"),
-            valid_from=_parse_time(post_text(request, "valid_from")),
-        )
-    except QuireError as error:
-        return show_prices(request, error)
+    price = actions.set_price(
+        actor=request.user,
+        model=post_text(request, "model") or "",
+        input_per_million=post_text(request, "input") or "",
+        cached_per_million=post_text(request, "cached"),
+        output_per_million=post_text(request, "output") or "",
+        per_image=post_text(request, "image"),
+        per_audio_minute=post_text(request, "audio_minute"),
+        valid_from=_parse_time(post_text(request, "valid_from")),
+    )
     warning = unknown_name_warning(price.model, priceable_names())
-    success(request, f"The price is set: {price} UTC. {warning}".strip())
-    return redirect("prices")
+    return {"text": f"The price is set: {price} UTC. {warning}".strip()}
 
 
-@reauthentication_required
-@require_POST
-@never_cache
-@login_required
-def delete_price(request: UserRequest, pk: int) -> HttpResponse:
+@prices.action
+def delete_price(request: UserRequest, pk: int) -> dict[str, Any]:
     """Delete a price that nothing was billed at."""
-    try:
-        price = access_prices().filter(pk=pk).first()
-        if price is None:
-            raise NotFound("Price not found.")
-        actions.delete_price(actor=request.user, price=price)
-    except QuireError as error:
-        return show_prices(request, error)
-    success(request, "The price is removed.")
-    return redirect("prices")
+    price = access_prices().filter(pk=pk).first()
+    if price is None:
+        raise NotFound("Price not found.")
+    actions.delete_price(actor=request.user, price=price)
+    return {"text": "The price is removed."}
 
 
 def _parse_time(text: str | None) -> datetime | None:

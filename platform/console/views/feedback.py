@@ -5,14 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from django.conf import settings
-from django.contrib.auth.decorators import login_required
 from django.http.response import HttpResponseBase
-from django.views.decorators.cache import never_cache
-from django.views.decorators.http import require_safe
 
 from common.errors import NotFound
 from common.files import download
-from console.views.base import current_tenant
+from console.views.base import current_tenant, page_view
 from console.views.playground import json_action
 from engine.contract.errors import InvalidRequest, QuireError
 from inference.errors import error_response
@@ -38,9 +35,7 @@ def feedback(request: UserRequest, name: str) -> dict[str, Any]:
     return {"good": row.is_good if row else None, "comment": row.comment if row else ""}
 
 
-@require_safe
-@never_cache
-@login_required
+@page_view
 def export(request: UserRequest) -> HttpResponseBase:
     """The current tenant's feedback as JSON lines."""
     try:

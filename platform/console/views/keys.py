@@ -7,17 +7,19 @@ from datetime import timedelta
 from typing import Any
 
 from django import forms
-from django.contrib.auth.decorators import login_required
 from django.db import transaction
 from django.http import HttpResponse
 from django.shortcuts import render
 from django.utils import timezone
-from django.views.decorators.cache import never_cache
-from django.views.decorators.http import require_http_methods, require_POST
 
-from accounts.reauthentication import reauthentication_required
 from common.one_time import pop_one_time
-from console.views.base import current_tenant, redirect_with_message, tenant_context
+from console.views.base import (
+    change_view,
+    current_tenant,
+    form_view,
+    redirect_with_message,
+    tenant_context,
+)
 from engine.contract.errors import QuireError
 from metering.actions import set_budget
 from metering.models import Period
@@ -206,10 +208,7 @@ class OverlapForm(forms.Form):
     overlap = forms.ChoiceField(choices=list(OVERLAPS.items()))
 
 
-@require_http_methods(["GET", "HEAD", "POST"])
-@never_cache
-@login_required
-@reauthentication_required
+@form_view
 def keys(request: UserRequest) -> HttpResponse:
     """List the keys of one of the user's tenants; POST creates one."""
     user = request.user
@@ -239,10 +238,7 @@ def _create_key(user: User, tenant: Tenant, form: NewKeyForm) -> actions.NewKey:
     return created
 
 
-@require_POST
-@never_cache
-@login_required
-@reauthentication_required
+@change_view
 def rotate(request: UserRequest, pk: int) -> HttpResponse:
     """Replace a key; the new secret is shown once on the next page."""
 
@@ -260,10 +256,7 @@ def rotate(request: UserRequest, pk: int) -> HttpResponse:
     return _change(request, pk, replace_key)
 
 
-@require_POST
-@never_cache
-@login_required
-@reauthentication_required
+@change_view
 def revoke(request: UserRequest, pk: int) -> HttpResponse:
     """Revoke a key."""
     return _change(

@@ -4,11 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from django.contrib.auth.decorators import login_required
-from django.http import HttpResponse
-from django.views.decorators.cache import never_cache
-from django.views.decorators.http import require_safe
-
 from catalog.mcp_servers import (
     FIELDS,
     access_mcp_server,
@@ -17,23 +12,9 @@ from catalog.mcp_servers import (
     delete_mcp_server,
     set_mcp_server,
 )
-from console.views.base import MAX_TENANTS, outcome_action, post_text, render_outcome
-from engine.contract.errors import QuireError
+from console.views.base import MAX_TENANTS, InstallationPage, post_text
 from tenants.access import access_tenant, access_tenants
 from tenants.sessions import UserRequest
-
-
-@require_safe
-@never_cache
-@login_required
-def mcp_servers(request: UserRequest) -> HttpResponse:
-    """List all servers with their tools."""
-    return show(request)
-
-
-def show(request: UserRequest, error: QuireError | None = None) -> HttpResponse:
-    """Render the page with the last outcome or error."""
-    return render_outcome(request, "console/mcp_servers.html", lambda: _context(request), error)
 
 
 def _context(request: UserRequest) -> dict[str, Any]:
@@ -55,10 +36,10 @@ def _context(request: UserRequest) -> dict[str, Any]:
     }
 
 
-mcp_action = outcome_action("mcp-servers", show)
+mcp_servers = InstallationPage("mcp-servers", "mcp_servers", _context)
 
 
-@mcp_action
+@mcp_servers.action
 def set_server(request: UserRequest) -> dict[str, str]:
     """Add or change a server, then list its tools."""
     server = set_mcp_server(
@@ -72,7 +53,7 @@ def set_server(request: UserRequest) -> dict[str, str]:
     return _check(request, server.name)
 
 
-@mcp_action
+@mcp_servers.action
 def check_server(request: UserRequest, name: str) -> dict[str, str]:
     """List the server's tools again and approve them in their current form."""
     return _check(request, name)
@@ -84,7 +65,7 @@ def _check(request: UserRequest, name: str) -> dict[str, str]:
     return {"text": f"{name} answers. Tools that may run: {num_tools}."}
 
 
-@mcp_action
+@mcp_servers.action
 def delete_server(request: UserRequest, name: str) -> dict[str, str]:
     """Remove a server."""
     delete_mcp_server(actor=request.user, server=access_mcp_server(request.user, name))

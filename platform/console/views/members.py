@@ -8,17 +8,10 @@ from __future__ import annotations
 from typing import Any
 
 from django import forms
-from django.contrib.auth.decorators import login_required
-from django.http import HttpResponse
-from django.shortcuts import render
 from django.urls import reverse
-from django.views.decorators.cache import never_cache
-from django.views.decorators.http import require_safe
 
 from accounts.invitation_mail import mail_invitation
-from accounts.reauthentication import reauthentication_required
-from console.views.base import cleaned_or_400, post_action, render_page, tenant_context
-from engine.contract.errors import QuireError
+from console.views.base import TenantPage, cleaned_or_400
 from tenants import actions
 from tenants.access import (
     access_invitation,
@@ -28,7 +21,6 @@ from tenants.access import (
     access_role,
     access_service_account,
     access_service_accounts,
-    first_tenant,
 )
 from tenants.models import Role, Tenant
 from tenants.sessions import UserRequest
@@ -55,46 +47,28 @@ class AccountForm(forms.Form):
     name = forms.CharField(max_length=100)
 
 
-@require_safe
-@never_cache
-@login_required
-def members(request: UserRequest) -> HttpResponse:
-    """List the members of one of the user's tenants; admins also see invitations and service
-    accounts.
-    """
-    return render_page(request, _page)
-
-
-def _page(
-    request: UserRequest,
-    tenant: Tenant | None,
-    *,
-    outcome: dict[str, Any] | None = None,
-    error: QuireError | None = None,
-) -> HttpResponse:
+def _context(request: UserRequest, tenant: Tenant) -> dict[str, Any]:
     user = request.user
-    if tenant is None:
-        tenant = first_tenant(user)
-    context: dict[str, Any] = {**tenant_context(user, tenant), "outcome": outcome, "error": error}
-    if tenant is not None:
-        role = access_role(user, tenant)
-        manages = role.rank >= Role.ADMIN.rank
-        context |= {
-            "members": access_members(user, tenant)[:MAX_ROWS],
-            "accounts": access_service_accounts(user, tenant).filter(active=True)[:MAX_ROWS],
-            "manages": manages,
-            "own_rank": role.rank,
-            "roles": [(r.value, ROLE_WORDS[r]) for r in Role if r.rank <= role.rank],
-            "most": MAX_ROWS,
-        }
-        if manages:
-            rows = access_invitations(user, tenant)[:MAX_ROWS]
-            context["invitations"] = [row for row in rows if row.state() == "open"]
-    return render(request, "console/members.html", context, status=error.status if error else 200)
+    role = access_role(user, tenant)
+    manages = role.rank >= Role.ADMIN.rank
+    context = {
+        "members": access_members(user, tenant)[:MAX_ROWS],
+        "accounts": access_service_accounts(user, tenant).filter(active=True)[:MAX_ROWS],
+        "manages": manages,
+        "own_rank": role.rank,
+        "roles": [(r.value, ROLE_WORDS[r]) for r in Role if r.rank <= role.rank],
+        "most": MAX_ROWS,
+    }
+    if manages:
+        rows = access_invitations(user, tenant)[:MAX_ROWS]
+        context["invitations"] = [row for row in rows if row.state() == "open"]
+    return context
 
 
-@reauthentication_required
-@post_action("members", _page)
+members = TenantPage("members", "members", _context)
+
+
+@members.action
 def invite(request: UserRequest, tenant: Tenant) -> dict[str, Any]:
     """Create an invitation link, shown once and mailed if mail is configured."""
     email = cleaned_or_400(InviteForm(request.POST))["email"]
@@ -105,8 +79,7 @@ def invite(request: UserRequest, tenant: Tenant) -> dict[str, Any]:
     return {"invited": email, "link": link, "mailed": mailed}
 
 
-@reauthentication_required
-@post_action("members", _page)
+@members.action
 def revoke(request: UserRequest, tenant: Tenant, pk: int) -> dict[str, Any]:
     """Revoke an invitation."""
     invitation = access_invitation(request.user, tenant, pk)
@@ -114,8 +87,7 @@ def revoke(request: UserRequest, tenant: Tenant, pk: int) -> dict[str, Any]:
     return {"text": f"Invitation for {invitation.email} revoked."}
 
 
-@reauthentication_required
-@post_action("members", _page)
+@members.action
 def change_role(request: UserRequest, tenant: Tenant, pk: int) -> dict[str, Any]:
     """Change a member's role; a lower one ends their sessions and revokes their keys."""
     membership = access_member(request.user, tenant, pk)
@@ -124,8 +96,7 @@ def change_role(request: UserRequest, tenant: Tenant, pk: int) -> dict[str, Any]
     return {"text": f"{changed.user} is {changed.get_role_display().lower()} now."}
 
 
-@reauthentication_required
-@post_action("members", _page)
+@members.action
 def remove(request: UserRequest, tenant: Tenant, pk: int) -> dict[str, Any]:
     """Remove a member and revoke their keys in the tenant."""
     membership = access_member(request.user, tenant, pk)
@@ -135,8 +106,7 @@ def remove(request: UserRequest, tenant: Tenant, pk: int) -> dict[str, Any]:
     }
 
 
-@reauthentication_required
-@post_action("members", _page)
+@members.action
 def add_account(request: UserRequest, tenant: Tenant) -> dict[str, Any]:
     """Create a service account."""
     name = cleaned_or_400(AccountForm(request.POST))["name"]
@@ -147,8 +117,7 @@ def add_account(request: UserRequest, tenant: Tenant) -> dict[str, Any]:
     return {"text": f"{account} is added: create keys for it on the page API keys."}
 
 
-@reauthentication_required
-@post_action("members", _page)
+@members.action
 def retire_account(request: UserRequest, tenant: Tenant, pk: int) -> dict[str, Any]:
     """Deactivate a service account and revoke its keys."""
     account = access_service_account(request.user, tenant, pk)

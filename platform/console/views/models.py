@@ -10,17 +10,13 @@ from functools import wraps
 from pathlib import Path
 from typing import Any
 
-from django.contrib.auth.decorators import login_required
 from django.db import transaction
 from django.http import HttpResponse
 from django.http.response import HttpResponseBase
 from django.shortcuts import redirect, render
 from django.urls import reverse
 from django.utils import timezone
-from django.views.decorators.cache import never_cache
-from django.views.decorators.http import require_http_methods, require_POST, require_safe
 
-from accounts.reauthentication import reauthentication_required
 from catalog import actions, model_details
 from catalog.checkpoint import Checkpoint, read_checkpoint
 from catalog.hub import get_download_info, search_hub
@@ -30,7 +26,7 @@ from catalog.suggestions import SUGGESTIONS
 from common.errors import NotFound
 from common.one_time import pop_one_time, store_one_time
 from console.mounting import mounted
-from console.views.base import json_view, post_int, post_text
+from console.views.base import change_view, form_view, json_view, page_view, post_int, post_text
 from console.views.benchmark_chart import benchmark_context, parse_levels
 from console.views.model_forms import ServedModelForm
 from console.views.request_summary import summarize_speed, summarize_speed_by_model
@@ -55,17 +51,13 @@ FIGURES_SPAN = timedelta(hours=24)
 STATE_WORDS = {"offline": "no replica", "stalled": "not responding"}
 
 
-@require_safe
-@never_cache
-@login_required
+@page_view
 def models(request: UserRequest) -> HttpResponse:
     """List the models available to the user; operators see and manage the whole catalogue."""
     return show_list(request)
 
 
-@require_safe
-@never_cache
-@login_required
+@page_view
 def model(request: UserRequest, pk: int) -> HttpResponse:
     """A model's page."""
     try:
@@ -301,10 +293,7 @@ Action = Callable[[UserRequest, ServedModel], str]
 def post_action(function: Action) -> Callable[..., HttpResponseBase]:
     """Turn an operator's action on a model into a POST view that redirects to its page."""
 
-    @reauthentication_required
-    @require_POST
-    @never_cache
-    @login_required
+    @change_view
     @wraps(function)
     def view(request: UserRequest, pk: int) -> HttpResponse:
         model: ServedModel | None = None
@@ -393,19 +382,13 @@ def end_benchmark(request: UserRequest, model: ServedModel) -> str:
     return "The benchmark is stopped. What it has measured stays."
 
 
-@reauthentication_required
-@require_http_methods(["GET", "HEAD", "POST"])
-@never_cache
-@login_required
+@form_view
 def add(request: UserRequest) -> HttpResponse:
     """Add and load a new model."""
     return _form(request, None)
 
 
-@reauthentication_required
-@require_http_methods(["GET", "HEAD", "POST"])
-@never_cache
-@login_required
+@form_view
 def change(request: UserRequest, pk: int) -> HttpResponse:
     """Change a model's settings."""
     try:

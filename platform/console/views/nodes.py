@@ -5,17 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 
-from django.contrib.auth.decorators import login_required
 from django.http import HttpResponse
 from django.shortcuts import render
 from django.utils import timezone
-from django.views.decorators.cache import never_cache
-from django.views.decorators.http import require_safe
 
 from catalog import live_status, model_details
 from catalog.access import access_catalog
 from catalog.models import DesiredState, Replica, ReplicaState, ServedModel
 from catalog.replica_rows import LOST
+from console.views.base import page_view
 from console.views.home import Host, this_host
 from engine.contract.errors import QuireError
 from engine.contract.messages import Heartbeat
@@ -111,9 +109,7 @@ class Node:
         return problems
 
 
-@require_safe
-@never_cache
-@login_required
+@page_view
 def nodes(request: UserRequest) -> HttpResponse:
     """List all hosts by name."""
     try:

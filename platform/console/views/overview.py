@@ -6,11 +6,8 @@ from typing import Any
 
 from asgiref.sync import async_to_sync
 from django.conf import settings
-from django.contrib.auth.decorators import login_required
 from django.http import HttpResponse
 from django.shortcuts import render
-from django.views.decorators.cache import never_cache
-from django.views.decorators.http import require_safe
 
 from adapters.cards import access_models
 from adapters.models import Adapter
@@ -20,7 +17,7 @@ from catalog.mcp_servers import mcp_servers_of
 from catalog.models import Replica, ServedModel
 from common.errors import PermissionDenied
 from console.mounting import mounted
-from console.views.base import json_view, scope_query, tenant_context
+from console.views.base import json_view, page_view, scope_query, tenant_context
 from console.views.home import home_context
 from engine.contract.errors import QuireError
 from engine.contract.pooling_params import GENERATE, TRANSCRIPTION
@@ -126,9 +123,7 @@ def history(request: UserRequest) -> dict[str, Any]:
     return get_traffic_history(request.user, request.GET)
 
 
-@require_safe
-@never_cache
-@login_required
+@page_view
 def fairness(request: UserRequest) -> HttpResponse:
     """Service by tenant: operators see all tenants, members theirs against the rest together."""
     user = request.user
@@ -169,9 +164,7 @@ def figures(request: UserRequest) -> dict[str, Any]:
 MAX_NAMES = 200
 
 
-@require_safe
-@never_cache
-@login_required
+@page_view
 def overview(request: UserRequest) -> HttpResponse:
     """The overview page: current load, traffic, models, replicas and how to call the API."""
     user = request.user

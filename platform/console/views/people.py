@@ -8,14 +8,12 @@ from typing import Any
 
 from allauth.mfa.models import Authenticator
 from allauth.usersessions.models import UserSession
-from django.contrib.auth.decorators import login_required
 from django.core.paginator import Paginator
 from django.db.models import Count, Max, Prefetch, Q
 from django.http import HttpResponse
 from django.shortcuts import render
-from django.views.decorators.cache import never_cache
-from django.views.decorators.http import require_safe
 
+from console.views.base import page_view
 from engine.contract.errors import QuireError
 from tenants.access import access_users
 from tenants.models import ApiKey, Membership, User
@@ -37,9 +35,7 @@ class Person:
     num_keys: int
 
 
-@require_safe
-@never_cache
-@login_required
+@page_view
 def people(request: UserRequest) -> HttpResponse:
     """List the users whose name, email or tenant contains `?q=`."""
     query = request.GET.get("q", "").replace("\0", "").strip()[:MAX_QUERY_CHARS]

@@ -8,15 +8,14 @@ from functools import wraps
 from typing import Any
 
 from django.conf import settings
-from django.contrib.auth.decorators import login_required
 from django.http import HttpResponse, JsonResponse
 from django.shortcuts import render
 from django.views.decorators.cache import never_cache
-from django.views.decorators.http import require_http_methods, require_safe
+from django.views.decorators.http import require_http_methods
 
 from common.errors import NotFound
 from console.mounting import mounted
-from console.views.base import current_tenant
+from console.views.base import current_tenant, page_view
 from console.views.batches import write_caller
 from engine.contract.errors import InvalidRequest, QuireError
 from engine.contract.sampling_params import MAX_STOP, MAX_STOP_CHARS
@@ -378,9 +377,7 @@ STARTERS = (
 )
 
 
-@require_safe
-@never_cache
-@login_required
+@page_view
 def playground(request: UserRequest) -> HttpResponse:
     """Chat with a model over a WebSocket."""
     context = {"groups": GROUPS, "socket_path": mounted(SOCKET_PATH), "starters": STARTERS}

@@ -5,17 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from django.contrib.auth.decorators import login_required
 from django.http import Http404, HttpRequest, HttpResponse
 from django.http.response import HttpResponseBase
 from django.shortcuts import render
 from django.urls import reverse
-from django.views.decorators.cache import never_cache
-from django.views.decorators.http import require_safe
 
 from console.csp import PERMISSIONS
 from console.mounting import mounted
-from console.views.base import current_tenant, tenant_context
+from console.views.base import current_tenant, page_view, tenant_context
 from engine.contract.errors import QuireError
 from inference.api.audio import realtime
 from inference.api.audio.views import TranscriptionsView
@@ -53,9 +50,7 @@ def session_view(endpoint: type[GatewayView]) -> Callable[..., HttpResponseBase]
     return view
 
 
-@require_safe
-@never_cache
-@login_required
+@page_view
 def playground_tab(request: UserRequest, kind: str) -> HttpResponse:
     """A form for one endpoint; scripts send it and show the response."""
     if kind not in TABS:

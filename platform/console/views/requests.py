@@ -17,12 +17,19 @@ from django.http import HttpResponse
 from django.shortcuts import redirect, render
 from django.urls import reverse
 from django.views.decorators.cache import never_cache
-from django.views.decorators.http import require_POST, require_safe
+from django.views.decorators.http import require_POST
 
 from accounts.reauthentication import reauthentication_required
 from common.messaging import ALL_TENANTS
 from common.one_time import pop_one_time
-from console.views.base import current_tenant, end_of, post_action, start_of, tenant_context
+from console.views.base import (
+    current_tenant,
+    end_of,
+    page_view,
+    post_action,
+    start_of,
+    tenant_context,
+)
 from console.views.request_summary import summarize, summarize_last_hour
 from console.views.timeline import is_pooled, timeline_chart, timeline_events
 from engine.contract.errors import QuireError
@@ -168,9 +175,7 @@ class SearchForm(forms.Form):
         return of_status(rows, data["status"]) if data["status"] else rows
 
 
-@require_safe
-@never_cache
-@login_required
+@page_view
 def requests(request: UserRequest) -> HttpResponse:
     """List requests of one of the user's tenants, or with `?all=yes` all that the user may see."""
     return show(request, None)
@@ -370,9 +375,7 @@ def delete_view(request: UserRequest, pk: int) -> str:
     return ""
 
 
-@require_safe
-@never_cache
-@login_required
+@page_view
 def request_detail(request: UserRequest, name: str) -> HttpResponse:
     """Details of a request by any of its ids; 404 if the user may not see it."""
     user = request.user

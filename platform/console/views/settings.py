@@ -5,29 +5,22 @@ from __future__ import annotations
 from itertools import groupby
 from typing import Any
 
-from django.contrib.auth.decorators import login_required
 from django.core.exceptions import PermissionDenied
 from django.http import HttpResponse
 from django.shortcuts import render
-from django.views.decorators.cache import never_cache
-from django.views.decorators.http import require_safe
 
-from accounts.reauthentication import reauthentication_required
 from catalog.access import access_catalog
 from common.effective_settings import in_force
-from console.views.base import post_action, post_text, render_page, tenant_context
-from engine.contract.errors import QuireError
+from console.views.base import TenantPage, page_view, post_text
 from metering import actions
 from metering.budgets import access_deliveries, access_delivery, access_webhooks
-from tenants.access import access_role, first_tenant
+from tenants.access import access_role
 from tenants.actors import to_actor
 from tenants.models import Role, Tenant
 from tenants.sessions import UserRequest
 
 
-@require_safe
-@never_cache
-@login_required
+@page_view
 def settings(request: UserRequest) -> HttpResponse:
     """Settings in effect on this gateway and for each model, with sources. Operators only."""
     if not to_actor(request.user).is_operator:
@@ -51,61 +44,43 @@ def settings(request: UserRequest) -> HttpResponse:
 MAX_ROWS = 100
 
 
-@require_safe
-@never_cache
-@login_required
-def webhook(request: UserRequest) -> HttpResponse:
-    """A tenant's webhook and its deliveries. Admins only."""
-    return render_page(request, show)
-
-
-def show(
-    request: UserRequest,
-    tenant: Tenant | None,
-    *,
-    outcome: dict[str, Any] | None = None,
-    error: QuireError | None = None,
-) -> HttpResponse:
-    """Render the page with the last outcome or error."""
+def _webhook_context(request: UserRequest, tenant: Tenant) -> dict[str, Any]:
     user = request.user
-    tenant = tenant or first_tenant(user)
-    context: dict[str, Any] = {**tenant_context(user, tenant), "outcome": outcome, "error": error}
-    if tenant is not None and access_role(user, tenant).rank >= Role.ADMIN.rank:
-        context |= {
-            "manages": True,
-            "webhook": access_webhooks(user, tenant).first(),
-            "deliveries": access_deliveries(user, tenant)[:MAX_ROWS],
-        }
-    return render(request, "console/webhook.html", context, status=error.status if error else 200)
+    if access_role(user, tenant).rank < Role.ADMIN.rank:
+        return {}
+    return {
+        "manages": True,
+        "webhook": access_webhooks(user, tenant).first(),
+        "deliveries": access_deliveries(user, tenant)[:MAX_ROWS],
+    }
 
 
-@reauthentication_required
-@post_action("webhook", show)
+#: A tenant's webhook and its deliveries. Admins only.
+webhook = TenantPage("webhook", "webhook", _webhook_context)
+
+
+@webhook.action
 def set_webhook(request: UserRequest, tenant: Tenant) -> dict[str, Any]:
     """Set the webhook's URL and create a new secret, shown once."""
     url = post_text(request, "url") or ""
-    webhook = actions.set_webhook(actor=request.user, tenant=tenant, url=url)
-    return {"secret": webhook.secret}
+    return {"secret": actions.set_webhook(actor=request.user, tenant=tenant, url=url).secret}
 
 
-@reauthentication_required
-@post_action("webhook", show)
+@webhook.action
 def delete_webhook(request: UserRequest, tenant: Tenant) -> dict[str, Any]:
     """Delete the webhook."""
     actions.delete_webhook(actor=request.user, tenant=tenant)
     return {"text": "No more events are sent."}
 
 
-@reauthentication_required
-@post_action("webhook", show)
+@webhook.action
 def try_webhook(request: UserRequest, tenant: Tenant) -> dict[str, Any]:
     """Send a test event."""
     actions.send_test_event(actor=request.user, tenant=tenant)
     return {"text": "A test event is being sent. Reload the page in a moment to see the result."}
 
 
-@reauthentication_required
-@post_action("webhook", show)
+@webhook.action
 def send_again(request: UserRequest, tenant: Tenant, pk: int) -> dict[str, Any]:
     """Retry an abandoned event."""
     delivery = access_delivery(request.user, tenant, pk)

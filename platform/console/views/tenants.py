@@ -11,27 +11,23 @@ from typing import Any
 import redis
 from django import forms
 from django.conf import settings
-from django.contrib.auth.decorators import login_required
 from django.db.models import Count, Q
 from django.http import HttpResponse
 from django.http.response import HttpResponseBase
 from django.shortcuts import redirect, render
 from django.urls import reverse
-from django.views.decorators.cache import never_cache
-from django.views.decorators.http import require_POST, require_safe
 
-from accounts.reauthentication import reauthentication_required
 from common.errors import NotFound
 from common.files import download
 from common.one_time import pop_one_time, store_one_time
 from console.views.base import (
     SESSION_TENANT,
+    TenantPage,
+    change_view,
     cleaned_or_400,
     current_tenant,
-    post_action,
+    page_view,
     post_int,
-    render_page,
-    tenant_context,
 )
 from engine.contract.errors import QuireError
 from history.queries import reserved_sum
@@ -46,7 +42,6 @@ from tenants.access import (
     access_role,
     access_tenant,
     access_tenants,
-    first_tenant,
 )
 from tenants.actions.tenants import MAX_RESERVED_FRACTION
 from tenants.actors import to_actor
@@ -56,35 +51,18 @@ from tenants.sessions import UserRequest
 from tenants.tenant_data import data_kinds, export_chunks
 
 
-@require_safe
-@never_cache
-@login_required
-def data(request: UserRequest) -> HttpResponse:
-    """Retention, export and erasure of one of the user's tenants. Owners only."""
-    return render_page(request, show)
+def _data_context(request: UserRequest, tenant: Tenant) -> dict[str, Any]:
+    if access_role(request.user, tenant) != Role.OWNER:
+        return {}
+    kinds = [kind.name.replace("-", " ") for kind in data_kinds() if kind.rows]
+    return {"owns": True, "kinds": kinds}
 
 
-def show(
-    request: UserRequest,
-    tenant: Tenant | None,
-    *,
-    outcome: dict[str, Any] | None = None,
-    error: QuireError | None = None,
-) -> HttpResponse:
-    """Render the page with the last outcome or error."""
-    user = request.user
-    tenant = tenant or first_tenant(user)
-    context: dict[str, Any] = {**tenant_context(user, tenant), "outcome": outcome, "error": error}
-    if tenant is not None and access_role(user, tenant) == Role.OWNER:
-        kinds = [kind.name.replace("-", " ") for kind in data_kinds() if kind.rows]
-        context |= {"owns": True, "kinds": kinds}
-    return render(
-        request, "console/tenant_data.html", context, status=error.status if error else 200
-    )
+#: Retention, export and erasure of one of the user's tenants. Owners only.
+data = TenantPage("data", "tenant_data", _data_context)
 
 
-@reauthentication_required
-@post_action("data", show)
+@data.action
 def keep(request: UserRequest, tenant: Tenant) -> dict[str, Any]:
     """Set the retention of content, and whether playground conversations are stored."""
     days = post_int(request, "days")
@@ -99,10 +77,7 @@ def keep(request: UserRequest, tenant: Tenant) -> dict[str, Any]:
     return {"text": f"Content is kept for {days} days; workers delete older content."}
 
 
-@reauthentication_required
-@require_POST
-@never_cache
-@login_required
+@change_view
 def export(request: UserRequest) -> HttpResponseBase:
     """Download all of the tenant's data as a ZIP archive."""
     tenant = None
@@ -110,14 +85,11 @@ def export(request: UserRequest) -> HttpResponseBase:
         tenant = _require_tenant(request)
         actions.log_export(actor=request.user, tenant=tenant)
     except QuireError as error:
-        return show(request, tenant, error=error)
+        return data.show(request, tenant, error=error)
     return download(request, export_chunks(tenant), f"{tenant.slug}.zip", "application/zip")
 
 
-@reauthentication_required
-@require_POST
-@never_cache
-@login_required
+@change_view
 def erase(request: UserRequest) -> HttpResponse:
     """Erase the tenant. This ends its members' sessions, so the view redirects to the login."""
     tenant = None
@@ -126,7 +98,7 @@ def erase(request: UserRequest) -> HttpResponse:
         confirm = request.POST.get("confirm", "")
         actions.erase_tenant(actor=request.user, tenant=tenant, confirm=confirm)
     except QuireError as error:
-        return show(request, tenant, error=error)
+        return data.show(request, tenant, error=error)
     return redirect("login")
 
 
@@ -285,9 +257,7 @@ class LimitsForm(forms.Form):
                 field.widget.attrs["inputmode"] = "decimal"
 
 
-@require_safe
-@never_cache
-@login_required
+@page_view
 def tenants(request: UserRequest) -> HttpResponse:
     """List the user's tenants, or all for operators; redirect members of only one to its home."""
     user = request.user
@@ -297,18 +267,13 @@ def tenants(request: UserRequest) -> HttpResponse:
     return _list(request)
 
 
-@require_safe
-@never_cache
-@login_required
+@page_view
 def tenant(request: UserRequest, slug: str) -> HttpResponse:
     """A tenant's home."""
     return _home(request, slug)
 
 
-@reauthentication_required
-@require_POST
-@never_cache
-@login_required
+@change_view
 def create(request: UserRequest) -> HttpResponse:
     """Create a tenant. Operators only."""
     user = request.user
@@ -322,10 +287,7 @@ def create(request: UserRequest) -> HttpResponse:
     return redirect("tenant", tenant.slug)
 
 
-@reauthentication_required
-@require_POST
-@never_cache
-@login_required
+@change_view
 def limit(request: UserRequest, slug: str) -> HttpResponse:
     """Change a tenant's share and limits. Operators only."""
     user = request.user

@@ -12,16 +12,13 @@ from urllib.parse import urlencode
 
 from django import forms
 from django.conf import settings
-from django.contrib.auth.decorators import login_required
 from django.http import QueryDict
 from django.http.response import HttpResponseBase
 from django.shortcuts import render
-from django.views.decorators.cache import never_cache
-from django.views.decorators.http import require_safe
 
 from common.files import download
 from console.views.audit import FORMULA
-from console.views.base import current_tenant, end_of, start_of, tenant_context
+from console.views.base import current_tenant, end_of, page_view, start_of, tenant_context
 from console.views.usage_chart import usage_chart
 from engine.contract.errors import QuireError
 from metering.access import UsageQuery, UsageTotals, first_page, report
@@ -101,9 +98,7 @@ class Row:
         return self.sums.audio_ms / MS_A_MINUTE
 
 
-@require_safe
-@never_cache
-@login_required
+@page_view
 def usage(request: UserRequest) -> HttpResponseBase:
     """Usage of one of the user's tenants, or with `?all=yes` of all; `?format=csv` exports it."""
     user = request.user
