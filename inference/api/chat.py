@@ -86,7 +86,7 @@ class ChatBatchView(GatewayView):
         except BaseException:
             turn.release()
             raise
-        response = json_response(_encode(answer.body()))
+        response = json_response(answer.body())
         add_headers(response, turn, ignored)
         return response
 
@@ -175,7 +175,7 @@ async def respond_and_store(
             await collect(turn, answer.append)
             body = answer.body()
             await keep(body)
-            response = json_response(_encode(body))
+            response = json_response(body)
     except BaseException:
         turn.release()
         raise
@@ -344,7 +344,7 @@ class StoredCompletionView(GatewayView):
     async def get(self, request: GatewayRequest, completion_id: str) -> HttpResponseBase:
         """The completion as it was returned."""
         row = await run_in_db_thread(access_completion, request.caller, completion_id)
-        return json_response(_encode(completion_object(row)))
+        return json_response(completion_object(row))
 
     async def post(self, request: GatewayRequest, completion_id: str) -> HttpResponseBase:
         """Change its metadata."""
@@ -355,13 +355,13 @@ class StoredCompletionView(GatewayView):
             public_id=completion_id,
             metadata=dict(change.metadata or {}),
         )
-        return json_response(_encode(completion_object(row)))
+        return json_response(completion_object(row))
 
     async def delete(self, request: GatewayRequest, completion_id: str) -> HttpResponseBase:
         """Delete it."""
         await run_in_db_thread(delete_completion, caller=request.caller, public_id=completion_id)
         deleted = {"id": completion_id, "object": "chat.completion.deleted", "deleted": True}
-        return json_response(_encode(deleted))
+        return json_response(deleted)
 
 
 class CompletionMessagesView(GatewayView):
@@ -378,4 +378,4 @@ class CompletionMessagesView(GatewayView):
         """Its messages, the first one first."""
         page_query = parse_page_query(request, default=20, max_limit=100, orders=("asc", "desc"))
         row = await run_in_db_thread(access_completion, request.caller, completion_id)
-        return json_response(_encode(paginate_items(row.messages, page_query)))
+        return json_response(paginate_items(row.messages, page_query))

@@ -116,7 +116,7 @@ class ConversationsView(GatewayView):
             metadata=parsed.metadata or {},
             items=await request.ctx.offload(checked_items, parsed.items),
         )
-        return json_response(_encode(conversation_object(row)))
+        return json_response(conversation_object(row))
 
 
 class ConversationView(GatewayView):
@@ -137,7 +137,7 @@ class ConversationView(GatewayView):
     async def get(self, request: GatewayRequest, conversation_id: str) -> HttpResponseBase:
         """Return the conversation; its items are listed separately."""
         row = await run_in_db_thread(access_item_conversation, request.caller, conversation_id)
-        return json_response(_encode(conversation_object(row)))
+        return json_response(conversation_object(row))
 
     async def post(self, request: GatewayRequest, conversation_id: str) -> HttpResponseBase:
         """Change its metadata."""
@@ -148,7 +148,7 @@ class ConversationView(GatewayView):
             public_id=conversation_id,
             metadata=change.metadata or {},
         )
-        return json_response(_encode(conversation_object(row)))
+        return json_response(conversation_object(row))
 
     async def delete(self, request: GatewayRequest, conversation_id: str) -> HttpResponseBase:
         """Delete it and its items."""
@@ -156,7 +156,7 @@ class ConversationView(GatewayView):
             delete_item_conversation, caller=request.caller, public_id=conversation_id
         )
         deleted = {"id": conversation_id, "object": "conversation.deleted", "deleted": True}
-        return json_response(_encode(deleted))
+        return json_response(deleted)
 
 
 class ConversationItemsView(GatewayView):
@@ -198,7 +198,7 @@ class ConversationItemsView(GatewayView):
             public_id=conversation_id,
             items=await request.ctx.offload(checked_items, parsed.items),
         )
-        return json_response(_encode(list_response(rows, False, _item)))
+        return json_response(list_response(rows, False, _item))
 
 
 class ConversationItemView(GatewayView):
@@ -215,7 +215,7 @@ class ConversationItemView(GatewayView):
     ) -> HttpResponseBase:
         """The item as it is stored."""
         row = await run_in_db_thread(access_item, request.caller, conversation_id, item_id)
-        return json_response(_encode(_item(row)))
+        return json_response(_item(row))
 
     async def delete(
         self, request: GatewayRequest, conversation_id: str, item_id: str
@@ -224,4 +224,4 @@ class ConversationItemView(GatewayView):
         row = await run_in_db_thread(
             delete_item, caller=request.caller, conversation_id=conversation_id, item_id=item_id
         )
-        return json_response(_encode(conversation_object(row)))
+        return json_response(conversation_object(row))

@@ -177,7 +177,7 @@ class FilesView(GatewayView):
     async def post(self, request: GatewayRequest) -> HttpResponseBase:
         """Store an upload (multipart/form-data: `file`, `purpose`, `expires_after`)."""
         row = await run_in_file_thread(_keep, request)
-        return json_response(_encode(file_object(row)))
+        return json_response(file_object(row))
 
     async def get(self, request: GatewayRequest) -> HttpResponseBase:
         """The tenant's files, a page at a time."""
@@ -225,12 +225,12 @@ class FileView(GatewayView):
     async def get(self, request: GatewayRequest, file_id: str) -> HttpResponseBase:
         """Return the file's object."""
         row = await run_in_db_thread(access_file, request.caller, file_id)
-        return json_response(_encode(file_object(row)))
+        return json_response(file_object(row))
 
     async def delete(self, request: GatewayRequest, file_id: str) -> HttpResponseBase:
         """Delete it and its bytes."""
         await run_in_db_thread(delete_file, caller=request.caller, public_id=file_id)
-        return json_response(_encode({"id": file_id, "object": "file", "deleted": True}))
+        return json_response({"id": file_id, "object": "file", "deleted": True})
 
 
 class FileContentView(GatewayView):

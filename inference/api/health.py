@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import msgspec
 from django.conf import settings
 from django.db import DatabaseError, InterfaceError, connection
 from django.http import HttpResponse
@@ -40,8 +39,6 @@ from inference.web.endpoint_schema import Endpoint, EndpointSchema
 from inference.web.responses import JSON_ONLY, PlainTextRenderer
 from inference.web.views import GatewayRequest, GatewayView, json_response
 
-_encode = msgspec.json.Encoder().encode
-
 
 class VersionView(GatewayView):
     """The version of Quire."""
@@ -51,7 +48,7 @@ class VersionView(GatewayView):
 
     async def get(self, request: GatewayRequest) -> HttpResponseBase:
         """`{"version": ...}`."""
-        return json_response(msgspec.json.encode({"version": __version__}))
+        return json_response({"version": __version__})
 
 
 class MetricsView(GatewayView):
@@ -177,7 +174,7 @@ class HealthView(GatewayView):
         if await has_monitoring_access(request):
             warnings = disk_warnings(data_folders()) + failure_warnings()
             body |= {"reasons": health.reasons, "models": health.models, "warnings": warnings}
-        return json_response(_encode(body), 200 if health.ok else 503)
+        return json_response(body, 200 if health.ok else 503)
 
 
 def disk_warnings(folders: Iterable[Path]) -> list[str]:
@@ -215,7 +212,7 @@ class PingView(GatewayView):
 
     async def get(self, request: GatewayRequest) -> HttpResponseBase:
         """Always 200."""
-        return json_response(b'{"status":"ok"}')
+        return json_response({"status": "ok"})
 
     post = get
 
@@ -248,7 +245,7 @@ class ReadyView(GatewayView):
         body: dict[str, Any] = {"status": "unready" if reasons else "ok"}
         if reasons and await has_monitoring_access(request):
             body["reasons"] = reasons
-        return json_response(_encode(body), 503 if reasons else 200)
+        return json_response(body, 503 if reasons else 200)
 
 
 class DatabaseProbe:

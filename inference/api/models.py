@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any
 
-import msgspec
 from django.http import HttpRequest, HttpResponse
 from django.http.response import HttpResponseBase
 
@@ -17,8 +16,6 @@ from inference.engine_client.client import get_engine_client
 from inference.schemas import objects
 from inference.web.endpoint_schema import Endpoint, EndpointSchema
 from inference.web.views import GatewayRequest, GatewayView, NotFoundView, json_response
-
-_encode = msgspec.json.Encoder().encode
 
 
 def is_anthropic_client(request: HttpRequest) -> bool:
@@ -96,8 +93,8 @@ class ModelsView(DualFormatView):
         """All of them by name, each followed by its adapters."""
         cards = await access_models(request.caller)
         if is_anthropic_client(request):
-            return json_response(_encode(model_page(cards)))
-        return json_response(_encode({"object": "list", "data": list(map(model_object, cards))}))
+            return json_response(model_page(cards))
+        return json_response({"object": "list", "data": list(map(model_object, cards))})
 
 
 class ModelView(DualFormatView):
@@ -110,4 +107,4 @@ class ModelView(DualFormatView):
         """404 for a model that doesn't exist, or isn't the caller's."""
         card = (await access_target(request.caller, model)).card
         build_object = model_info if is_anthropic_client(request) else model_object
-        return json_response(_encode(build_object(card)))
+        return json_response(build_object(card))

@@ -16,7 +16,7 @@ from common.settings import QuireSettings, is_secret
 from engine.contract.errors import EngineUnavailable, InvalidRequest
 from engine.contract.messages import PAUSE_MODES, SLEEP_LEVELS, SLEEP_TAGS
 from engine.version import __version__
-from inference.engine_client.client import EngineClient, get_engine_client
+from inference.engine_client.client import get_engine_client
 from inference.engine_client.fleet import Replica
 from inference.generation.model_resolution import resolve_model
 from inference.rendering.media_pool import get_media_pool
@@ -24,7 +24,6 @@ from inference.schemas.objects import ApiObject
 from inference.web.endpoint_schema import Endpoint, EndpointSchema
 from inference.web.views import GatewayRequest, GatewayView, json_response
 
-_encode = msgspec.json.Encoder().encode
 #: Seconds to wait for a reply: a replica replies between two steps, which may be long.
 ANSWER_WITHIN_S = 10.0
 #: Status that vLLM's server returns on success.
@@ -115,11 +114,7 @@ class ResetPrefixCacheView(OperatorView):
         only one model's replicas.
         """
         running = parse_bool_query(request, "reset_running_requests")
-        replicas = await target_replicas(request)
-        client = get_engine_client()
-        return await broadcast_command(
-            client, replicas, "reset_prefix_cache", ANSWER_WITHIN_S, running=running
-        )
+        return await broadcast_command(request, "reset_prefix_cache", running=running)
 
 
 class ResetEncoderCacheView(OperatorView):
@@ -131,9 +126,7 @@ class ResetEncoderCacheView(OperatorView):
 
     async def post(self, request: GatewayRequest) -> HttpResponseBase:
         """Return each replica's reply; 503 while a request needs cached outputs."""
-        replicas = await target_replicas(request)
-        client = get_engine_client()
-        return await broadcast_command(client, replicas, "reset_encoder_cache", ANSWER_WITHIN_S)
+        return await broadcast_command(request, "reset_encoder_cache")
 
 
 class ResetMediaCacheView(ResetEncoderCacheView):
@@ -176,15 +169,18 @@ async def target_replicas(request: GatewayRequest) -> list[Replica]:
 
 
 async def broadcast_command(
-    client: EngineClient, replicas: list[Replica], command: str, timeout_s: float, **details: Any
+    request: GatewayRequest, command: str, timeout_s: float | None = None, **details: Any
 ) -> HttpResponseBase:
-    """Send a command to all of them; return their replies, with 503 unless all have succeeded.
+    """Send a command to the replicas that the query names; return their replies, with 503 unless
+    all have succeeded.
 
     `details` are `ControlRequest`'s.
     """
+    replicas = await target_replicas(request)
     names = [replica.heartbeat.replica_id for replica in replicas]
+    limit_s = timeout_s or ANSWER_WITHIN_S
     answers = await asyncio.gather(
-        *(_send_command(client, name, command, timeout_s, details) for name in names)
+        *(_send_command(name, command, limit_s, details) for name in names)
     )
     done = all(answer["ok"] for answer in answers)
     body: dict[str, Any] = {"ok": done, "replicas": dict(zip(names, answers, strict=True))}
@@ -192,12 +188,13 @@ async def broadcast_command(
         body["status"] = OK_BODY[command]
     if command == "reset_prefix_cache":
         body["success"] = done
-    return json_response(_encode(body), 200 if done else 503)
+    return json_response(body, 200 if done else 503)
 
 
 async def _send_command(
-    client: EngineClient, replica_id: str, command: str, timeout_s: float, details: dict[str, Any]
+    replica_id: str, command: str, timeout_s: float, details: dict[str, Any]
 ) -> dict[str, Any]:
+    client = get_engine_client()
     try:
         reply = await client.controls.send_and_wait(
             client, replica_id, command, timeout_s, **details
@@ -221,7 +218,7 @@ class LoadView(OperatorView):
             for replica in await target_replicas(request)
         }
         total = sum(load["running"] + load["waiting"] for load in replicas.values())
-        return json_response(_encode({"server_load": total, "replicas": replicas}))
+        return json_response({"server_load": total, "replicas": replicas})
 
 
 def _load(replica: Replica) -> dict[str, Any]:
@@ -264,7 +261,7 @@ class ServerInfoView(OperatorView):
                 for replica in client.fleet
             },
         }
-        return json_response(_encode(body))
+        return json_response(body)
 
 
 #: Seconds to wait for running requests, which may be long.
@@ -291,9 +288,8 @@ class PauseView(OperatorView):
             raise InvalidRequest(
                 f"mode must be one of {', '.join(PAUSE_MODES)}; got {mode[:40]!r}.", param="mode"
             )
-        limit_s = DRAIN_TIMEOUT_S if mode == "wait" else ANSWER_WITHIN_S
-        replicas = await target_replicas(request)
-        return await broadcast_command(get_engine_client(), replicas, "pause", limit_s, mode=mode)
+        limit_s = DRAIN_TIMEOUT_S if mode == "wait" else None
+        return await broadcast_command(request, "pause", limit_s, mode=mode)
 
 
 class ResumeView(OperatorView):
@@ -303,8 +299,7 @@ class ResumeView(OperatorView):
 
     async def post(self, request: GatewayRequest) -> HttpResponseBase:
         """`?model=` for only one model's replicas."""
-        replicas = await target_replicas(request)
-        return await broadcast_command(get_engine_client(), replicas, "resume", ANSWER_WITHIN_S)
+        return await broadcast_command(request, "resume")
 
 
 class IsPausedView(OperatorView):
@@ -321,7 +316,7 @@ class IsPausedView(OperatorView):
             replica.heartbeat.replica_id: replica.heartbeat.paused
             for replica in await target_replicas(request)
         }
-        return json_response(_encode({"is_paused": any(paused.values()), "replicas": paused}))
+        return json_response({"is_paused": any(paused.values()), "replicas": paused})
 
 
 class AbortBody(BaseModel):
@@ -341,11 +336,7 @@ class AbortRequestsView(OperatorView):
         """Their outputs end with the reason "abort"."""
         body: dict[str, Any] = self.read_json(request) if request.body else {}
         ids = AbortBody.model_validate(body).request_ids or []
-        replicas = await target_replicas(request)
-        client = get_engine_client()
-        return await broadcast_command(
-            client, replicas, "abort_requests", ANSWER_WITHIN_S, request_ids=ids
-        )
+        return await broadcast_command(request, "abort_requests", request_ids=ids)
 
 
 #: Seconds to wait for a profile: a trace of many steps is written to disk.
@@ -361,10 +352,7 @@ class StartProfileView(OperatorView):
 
     async def post(self, request: GatewayRequest) -> HttpResponseBase:
         """`?model=` for only one model's replicas."""
-        replicas = await target_replicas(request)
-        return await broadcast_command(
-            get_engine_client(), replicas, "start_profile", PROFILE_WITHIN_S
-        )
+        return await broadcast_command(request, "start_profile", PROFILE_WITHIN_S)
 
 
 class StopProfileView(OperatorView):
@@ -376,10 +364,7 @@ class StopProfileView(OperatorView):
 
     async def post(self, request: GatewayRequest) -> HttpResponseBase:
         """Each replica's `detail` is the file with its trace, on its own machine."""
-        replicas = await target_replicas(request)
-        return await broadcast_command(
-            get_engine_client(), replicas, "stop_profile", PROFILE_WITHIN_S
-        )
+        return await broadcast_command(request, "stop_profile", PROFILE_WITHIN_S)
 
 
 class RpcBody(BaseModel):
@@ -403,10 +388,8 @@ class CollectiveRpcView(OperatorView):
     async def post(self, request: GatewayRequest) -> HttpResponseBase:
         """Return each replica's reply."""
         body = RpcBody.model_validate(self.read_json(request))
-        replicas = await target_replicas(request)
-        usual = PROFILE_WITHIN_S if body.method.endswith("_profile") else ANSWER_WITHIN_S
-        limit_s = body.timeout or usual
-        return await broadcast_command(get_engine_client(), replicas, body.method, limit_s)
+        usual = PROFILE_WITHIN_S if body.method.endswith("_profile") else None
+        return await broadcast_command(request, body.method, body.timeout or usual)
 
 
 class TokenizerInfoView(OperatorView):
@@ -427,7 +410,7 @@ class TokenizerInfoView(OperatorView):
         info |= settings.named_tokens
         info.setdefault("tokenizer_class", "PreTrainedTokenizerFast")
         info["chat_template"] = served.tokenizer.chat_template
-        return json_response(_encode(info))
+        return json_response(info)
 
 
 #: Seconds to wait for replicas to wake up, which may load weights from disk.
@@ -451,9 +434,7 @@ class SleepView(OperatorView):
         level = request.GET.get("level", "1")
         if level not in map(str, SLEEP_LEVELS):
             raise InvalidRequest(f"level must be 1 or 2, got {level[:40]!r}.", param="level")
-        replicas = await target_replicas(request)
-        client = get_engine_client()
-        return await broadcast_command(client, replicas, "sleep", SLEEP_TIMEOUT_S, level=int(level))
+        return await broadcast_command(request, "sleep", SLEEP_TIMEOUT_S, level=int(level))
 
 
 class WakeUpView(OperatorView):
@@ -476,10 +457,7 @@ class WakeUpView(OperatorView):
                 raise InvalidRequest(
                     f"tags must be of {', '.join(SLEEP_TAGS)}; got {tag[:40]!r}.", param="tags"
                 )
-        replicas = await target_replicas(request)
-        return await broadcast_command(
-            get_engine_client(), replicas, "wake_up", SLEEP_TIMEOUT_S, tags=tags
-        )
+        return await broadcast_command(request, "wake_up", SLEEP_TIMEOUT_S, tags=tags)
 
 
 class IsSleepingView(OperatorView):
@@ -497,4 +475,4 @@ class IsSleepingView(OperatorView):
             for replica in await target_replicas(request)
         }
         body = {"is_sleeping": any(sleeping.values()), "replicas": sleeping}
-        return json_response(_encode(body))
+        return json_response(body)

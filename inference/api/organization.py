@@ -11,7 +11,6 @@ from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from typing import Any, ClassVar, Literal
 
-import msgspec
 from django.conf import settings
 from django.http import HttpResponse, QueryDict
 from django.http.response import HttpResponseBase
@@ -35,8 +34,6 @@ from metering.access import (
     report,
 )
 from tenants.authentication import Caller
-
-_encode = msgspec.json.Encoder().encode
 
 #: Number of buckets on a page by width: without `limit`, and the maximum.
 PAGES = {"1m": (60, 1440), "1h": (24, 168), "1d": (7, 31)}
@@ -269,7 +266,7 @@ class ReportView(GatewayView):
             "has_more": report_request.next_page is not None,
             "next_page": report_request.next_page,
         }
-        return json_response(_encode(page))
+        return json_response(page)
 
     def result(self, sums: UsageTotals) -> dict[str, Any]:
         """A bucket's group as JSON."""

@@ -9,7 +9,6 @@ import time
 from collections import Counter
 from typing import Annotated
 
-import msgspec
 from django.http.response import HttpResponseBase
 from drf_spectacular.utils import OpenApiParameter
 from pydantic import ConfigDict, Field
@@ -25,7 +24,6 @@ from inference.serving.respond import parse
 from inference.web.endpoint_schema import Endpoint, EndpointSchema
 from inference.web.views import GatewayRequest, json_response
 
-_encode = msgspec.json.Encoder().encode
 _POLL_INTERVAL_S = 0.2
 
 
@@ -79,7 +77,7 @@ class ScaleView(OperatorView):
                     "goes on getting them."
                 )
             await asyncio.sleep(_POLL_INTERVAL_S)
-        return json_response(_encode({"message": f"Scaled to {size} data parallel engines"}))
+        return json_response({"message": f"Scaled to {size} data parallel engines"})
 
 
 async def _has_replicas(client: EngineClient, model: str, size: int) -> bool:
@@ -101,7 +99,7 @@ class IsScalingView(OperatorView):
         client = get_engine_client()
         sizes = await run_in_db_thread(num_replicas_by_model)
         scaled = [await _has_replicas(client, name, size) for name, size in sizes.items()]
-        return json_response(_encode({"is_scaling_elastic_ep": not all(scaled)}))
+        return json_response({"is_scaling_elastic_ep": not all(scaled)})
 
 
 class WorldSizeView(OperatorView):
@@ -126,4 +124,4 @@ class WorldSizeView(OperatorView):
         include_dp = parse_bool_query(request, "include_dp", default="true")
         ranks = [r.heartbeat.model.num_ranks for r in await target_replicas(request)]
         size = sum(ranks) if include_dp else max(ranks, default=0)
-        return json_response(_encode({"world_size": size}))
+        return json_response({"world_size": size})

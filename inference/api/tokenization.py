@@ -36,8 +36,6 @@ from inference.serving.respond import parse, parse_offloaded, set_ignored_fields
 from inference.web.endpoint_schema import Endpoint, EndpointSchema
 from inference.web.views import GatewayRequest, GatewayView, json_response
 
-_encode = msgspec.json.Encoder().encode
-
 
 def rendered(job: Job, request: GenerateRequest) -> list[dict[str, Any]]:
     """One body for `/inference/v1/generate` per prompt.
@@ -100,7 +98,7 @@ class ChatRenderView(GatewayView):
         """Its token ids and parameters."""
         chat = await parse_offloaded(request.ctx, ChatRequest, self.read_json(request))
         ignored = chat.ignored_fields()
-        response = json_response(_encode(await rendered_chat(chat, request.ctx)))
+        response = json_response(await rendered_chat(chat, request.ctx))
         set_ignored_fields_header(response, ignored)
         return response
 
@@ -118,7 +116,7 @@ class CompletionRenderView(GatewayView):
         ignored = completion.ignored_fields()
         served = await resolve_model(request.ctx, completion.model)
         job = await completion_job(request.ctx, completion, served)
-        response = json_response(_encode(rendered(job, completion)))
+        response = json_response(rendered(job, completion))
         set_ignored_fields_header(response, ignored)
         return response
 
@@ -137,7 +135,7 @@ class ResponseRenderView(GatewayView):
         ctx, conversation = await load_conversation(request.ctx, parsed)
         chat = await ctx.offload(chat_from_responses, parsed, conversation)
         try:
-            response = json_response(_encode(await rendered_chat(chat, ctx)))
+            response = json_response(await rendered_chat(chat, ctx))
         except InvalidRequest as error:
             raise rename_to_responses_fields(error, parsed) from None
         set_ignored_fields_header(response, ignored)
@@ -157,10 +155,8 @@ class MessagesRenderView(AnthropicView):
         ignored = parsed.ignored_fields()
         try:
             response = json_response(
-                _encode(
-                    await rendered_chat(
-                        await request.ctx.offload(chat_from_messages, parsed), request.ctx
-                    )
+                await rendered_chat(
+                    await request.ctx.offload(chat_from_messages, parsed), request.ctx
                 )
             )
         except InvalidRequest as error:
@@ -238,14 +234,12 @@ class TokenizeView(GatewayView):
         # The vocabulary's own spelling shows where words begin.
         strings = [served.tokenizer.id_to_piece(token) for token in tokens]
         response = json_response(
-            _encode(
-                {
-                    "count": len(tokens),
-                    "max_model_len": served.info.max_model_len,
-                    "tokens": tokens,
-                    "token_strs": strings if parsed.return_token_strs else None,
-                }
-            )
+            {
+                "count": len(tokens),
+                "max_model_len": served.info.max_model_len,
+                "tokens": tokens,
+                "token_strs": strings if parsed.return_token_strs else None,
+            }
         )
         set_ignored_fields_header(response, ignored)
         return response
@@ -270,7 +264,7 @@ class DetokenizeView(GatewayView):
             except InvalidRequest as error:
                 raise rename_error_param(error, {"prompt": "tokens"}) from None
         text = await request.ctx.offload(served.tokenizer.decode, tokens, skip_special_tokens=False)
-        response = json_response(_encode({"prompt": text}))
+        response = json_response({"prompt": text})
         set_ignored_fields_header(response, ignored)
         return response
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-import msgspec
 from django.conf import settings
 from django.http.multipartparser import MultiPartParserError
 from django.http.response import HttpResponseBase
@@ -22,7 +21,6 @@ from storage.access import StoredUpload, UploadPart
 from storage.actions import add_part, cancel_upload, complete_upload, create_upload
 from storage.actions.files import MAX_PARTS
 
-_encode = msgspec.json.Encoder().encode
 #: Maximum size of a part, as at OpenAI.
 MAX_PART_BYTES = 64 << 20
 Name = Annotated[str, StringConstraints(min_length=1, max_length=255)]
@@ -92,7 +90,7 @@ class UploadsView(GatewayView):
             size=parsed.bytes,
             lifetime_s=parsed.expires_after.seconds if parsed.expires_after else None,
         )
-        return json_response(_encode(upload_object(row)))
+        return json_response(upload_object(row))
 
 
 _PART: dict[str, Any] = {
@@ -124,7 +122,7 @@ class UploadPartsView(GatewayView):
             "created_at": int(part.created_at.timestamp()),
             "upload_id": upload_id,
         }
-        return json_response(_encode(body))
+        return json_response(body)
 
 
 def _keep(request: GatewayRequest, upload_id: str) -> UploadPart:
@@ -172,7 +170,7 @@ class UploadCompleteView(GatewayView):
             part_ids=parsed.part_ids,
             md5=parsed.md5,
         )
-        return json_response(_encode(upload_object(row)))
+        return json_response(upload_object(row))
 
 
 class UploadCancelView(GatewayView):
@@ -183,4 +181,4 @@ class UploadCancelView(GatewayView):
     async def post(self, request: GatewayRequest, upload_id: str) -> HttpResponseBase:
         """Delete its parts."""
         row = await run_in_db_thread(cancel_upload, caller=request.caller, public_id=upload_id)
-        return json_response(_encode(upload_object(row)))
+        return json_response(upload_object(row))

@@ -23,6 +23,24 @@ _JSON = (
 _FENCE_START = re.compile(r"\s*(```)?[a-z_]*\s*")
 
 
+def json_list(mark: str, close: str = "") -> ToolCallFormat:
+    """Return the format of a list of call objects after `mark` and before `close`."""
+    return ToolCallFormat(
+        open=f"{mark}[",
+        call_start='{"name": "NAME", "arguments": ',
+        call_end="}",
+        separator=", ",
+        close=f"]{close}",
+        trigger=mark,
+    )
+
+
+def hermes_format(mark: str, close: str) -> ToolCallFormat:
+    """Return the format of a call object between two lines, `mark` and `close`."""
+    start = f'{mark}\n{{"name": "NAME", "arguments": '
+    return ToolCallFormat(call_start=start, call_end=f"}}\n{close}", trigger=mark)
+
+
 class ObjectListParser(ToolCallParser):
     """Parses JSON call objects after an opening text: one, several, or a list of them.
 
@@ -172,9 +190,7 @@ class HermesParser(ObjectListParser):
     markers: ClassVar[tuple[str, ...]] = (OPEN, CLOSE)
     openers: ClassVar[tuple[str, ...]] = (OPEN,)
     closers: ClassVar[tuple[str, ...]] = (CLOSE,)
-    layout = ToolCallFormat(
-        call_start=f'{OPEN}\n{{"name": "NAME", "arguments": ', call_end=f"}}\n{CLOSE}", trigger=OPEN
-    )
+    layout = hermes_format(OPEN, CLOSE)
 
 
 class Ernie45Parser(HermesParser):
@@ -201,11 +217,7 @@ class LongcatParser(HermesParser):
     openers = ("<longcat_tool_call>",)
     closers = ("</longcat_tool_call>",)
     markers = openers + closers
-    layout = ToolCallFormat(
-        call_start='<longcat_tool_call>\n{"name": "NAME", "arguments": ',
-        call_end="}\n</longcat_tool_call>",
-        trigger="<longcat_tool_call>",
-    )
+    layout = hermes_format(*openers, *closers)
 
 
 class Granite20bParser(HermesParser):
@@ -249,14 +261,7 @@ class GraniteParser(ObjectListParser):
     template_marks: ClassVar[tuple[str, ...]] = ("<|tool_call|>",)
     openers = ("<|tool_call|>", "<tool_call>")
     markers = openers
-    layout = ToolCallFormat(
-        open="<|tool_call|>[",
-        call_start='{"name": "NAME", "arguments": ',
-        call_end="}",
-        separator=", ",
-        close="]",
-        trigger="<|tool_call|>",
-    )
+    layout = json_list("<|tool_call|>")
 
 
 class JsonParser(ObjectListParser):
@@ -264,13 +269,7 @@ class JsonParser(ObjectListParser):
 
     name = "json"
     openers = ()
-    layout = ToolCallFormat(
-        open="[",
-        call_start='{"name": "NAME", "arguments": ',
-        call_end="}",
-        separator=", ",
-        close="]",
-    )
+    layout = json_list("")
 
     def _text(self) -> bool:
         if self._num_calls:
@@ -300,14 +299,7 @@ class HunyuanA13BParser(ObjectListParser):
     openers = ("<tool_calls>",)
     closers = ("</tool_calls>",)
     markers = openers + closers
-    layout = ToolCallFormat(
-        open="<tool_calls>[",
-        call_start='{"name": "NAME", "arguments": ',
-        call_end="}",
-        separator=", ",
-        close="]</tool_calls>",
-        trigger="<tool_calls>",
-    )
+    layout = json_list("<tool_calls>", "</tool_calls>")
 
 
 class JambaParser(HunyuanA13BParser):
@@ -331,14 +323,7 @@ class Phi4MiniJsonParser(ObjectListParser):
     name = "phi4_mini_json"
     template_marks: ClassVar[tuple[str, ...]] = ("functools",)
     openers = ("functools",)
-    layout = ToolCallFormat(
-        open="functools[",
-        call_start='{"name": "NAME", "arguments": ',
-        call_end="}",
-        separator=", ",
-        close="]",
-        trigger="functools",
-    )
+    layout = json_list("functools")
 
 
 class InternLMParser(ObjectListParser):
@@ -364,13 +349,7 @@ class XlamParser(ObjectListParser):
     openers = ("[TOOL_CALLS]", "<tool_call>", *_JSON, FENCE)
     closers = ("</tool_call>",)
     markers = ("[TOOL_CALLS]", "<tool_call>", "</tool_call>")
-    layout = ToolCallFormat(
-        open="[",
-        call_start='{"name": "NAME", "arguments": ',
-        call_end="}",
-        separator=", ",
-        close="]",
-    )
+    layout = json_list("")
 
     def _text(self) -> bool:
         has_more = super()._text()

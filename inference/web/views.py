@@ -17,6 +17,7 @@ from http import HTTPStatus
 from types import SimpleNamespace
 from typing import Any, ClassVar, cast
 
+import msgspec
 from django.conf import settings
 from django.http import HttpRequest, HttpResponse
 from django.http.response import HttpResponseBase
@@ -67,6 +68,7 @@ URLCONF = "inference.urls"
 ROOT = "/v1"
 
 
+_encode = msgspec.json.Encoder().encode
 _negotiator = DefaultContentNegotiation()
 
 
@@ -336,13 +338,14 @@ class NotFoundView(GatewayView):
         raise path_not_found(request.path_info)
 
 
-def json_response(body: bytes, status: int = 200) -> HttpResponse:
-    """Encoded JSON as a response, with its length: no middleware adds it later.
+def json_response(body: Any, status: int = 200) -> HttpResponse:
+    """JSON, or `bytes` of it, as a response, with its length: no middleware adds it later.
 
     A 503 asks the client to retry after a second, unless the caller sets another time.
     """
-    response = HttpResponse(body, content_type="application/json", status=status)
-    response["Content-Length"] = str(len(body))
+    encoded = body if isinstance(body, bytes) else _encode(body)
+    response = HttpResponse(encoded, content_type="application/json", status=status)
+    response["Content-Length"] = str(len(encoded))
     if status == HTTPStatus.SERVICE_UNAVAILABLE:
         response["Retry-After"] = "1"
     return response

@@ -289,7 +289,7 @@ class MessageBatchesView(AnthropicView):
         check_content_encoding(request.META.get("HTTP_CONTENT_ENCODING"))
         row = await run_in_file_thread(_create, request)
         await enqueue_job("batch", row.public_id)
-        return json_response(_encode(batch_object(row)))
+        return json_response(batch_object(row))
 
     async def get(self, request: GatewayRequest) -> HttpResponseBase:
         """The tenant's batches, newest first."""
@@ -373,13 +373,13 @@ class MessageBatchView(AnthropicView):
     async def get(self, request: GatewayRequest, batch_id: str) -> HttpResponseBase:
         """A batch's progress."""
         row = await run_in_db_thread(_get_message_batch, request, batch_id)
-        return json_response(_encode(batch_object(row)))
+        return json_response(batch_object(row))
 
     async def delete(self, request: GatewayRequest, batch_id: str) -> HttpResponseBase:
         """Delete an ended batch with its requests and results."""
         await run_in_db_thread(_get_message_batch, request, batch_id)
         await run_in_db_thread(delete_batch, caller=request.caller, public_id=batch_id)
-        return json_response(_encode({"id": batch_id, "type": "message_batch_deleted"}))
+        return json_response({"id": batch_id, "type": "message_batch_deleted"})
 
 
 class MessageBatchCancelView(AnthropicView):
@@ -391,10 +391,10 @@ class MessageBatchCancelView(AnthropicView):
         """Cancel it: finished results remain available."""
         batch = await run_in_db_thread(_get_message_batch, request, batch_id)
         if batch.status in TERMINAL_STATUSES:
-            return json_response(_encode(batch_object(batch)))
+            return json_response(batch_object(batch))
         row = await run_in_db_thread(cancel_batch, caller=request.caller, public_id=batch_id)
         await enqueue_job("batch", row.public_id)
-        return json_response(_encode(batch_object(row)))
+        return json_response(batch_object(row))
 
 
 class JsonLinesRenderer(EventStreamRenderer):

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-import msgspec
 from django.http import HttpResponse
 
 from engine.contract.errors import ContextLengthExceeded, QuireError
 from inference.errors import as_quire_error, error_headers, report
 from inference.web.views import json_response
-
-_encode = msgspec.json.Encoder().encode
 
 KINDS = {
     400: "invalid_request_error",
@@ -46,7 +43,7 @@ def anthropic_error(error: BaseException, request_id: str = "") -> HttpResponse:
     """Render any exception as an HTTP response; log it if necessary."""
     report(error, request_id)
     quire_error = as_quire_error(error)
-    response = json_response(_encode(error_object(quire_error, request_id)), quire_error.status)
+    response = json_response(error_object(quire_error, request_id), quire_error.status)
     for name, value in error_headers(quire_error).items():
         response[name] = value
     return response

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any, TypeVar
 
-import msgspec
 from django.http import HttpRequest
 from django.http.response import HttpResponseBase
 
@@ -32,7 +31,6 @@ from inference.web.endpoint_schema import IDEMPOTENCY_KEY, Endpoint, EndpointSch
 from inference.web.responses import JSON_OR_EVENTS
 from inference.web.views import GatewayRequest, GatewayView, NotFoundView, json_response
 
-_encode = msgspec.json.Encoder().encode
 S = TypeVar("S", bound=CountTokensRequest)
 
 
@@ -116,7 +114,7 @@ def _thinking_display(thinking: Thinking | None) -> ThinkingDisplay:
 async def _message_response(turn: ChatSession, display: ThinkingDisplay) -> HttpResponseBase:
     message = MessageBuilder(turn, display=display)
     await collect(turn, message.add)
-    return json_response(_encode(message.body()))
+    return json_response(message.body())
 
 
 class CountTokensView(AnthropicView):
@@ -134,7 +132,7 @@ class CountTokensView(AnthropicView):
         chat = await request.ctx.offload(chat_from_messages, parsed)
         served = await resolve_model(request.ctx, parsed.model)
         tokens = await prompt_token_ids(chat, served, request.ctx)
-        response = json_response(_encode({"input_tokens": len(tokens)}))
+        response = json_response({"input_tokens": len(tokens)})
         set_ignored_fields_header(response, ignored)
         return response
 

@@ -204,7 +204,7 @@ def _answer(
             answer["words"] = verbose_words(windows)
         if "segment" in form.granularities:
             answer["segments"] = verbose_segments(windows)
-    return json_response(_encode(answer))
+    return json_response(answer)
 
 
 async def _events(transcription: Transcription, form: AudioForm) -> AsyncGenerator[bytes, None]:

@@ -96,7 +96,7 @@ class BatchesView(GatewayView):
             output_lifetime_s=expires.seconds if expires else None,
         )
         await enqueue_job("batch", row.public_id)
-        return json_response(_encode(batch_object(row)))
+        return json_response(batch_object(row))
 
     async def get(self, request: GatewayRequest) -> HttpResponseBase:
         """The tenant's batches, newest first."""
@@ -119,7 +119,7 @@ class BatchView(GatewayView):
     async def get(self, request: GatewayRequest, batch_id: str) -> HttpResponseBase:
         """A batch's progress."""
         row = await run_in_db_thread(access_batch, request.caller, batch_id)
-        return json_response(_encode(batch_object(row)))
+        return json_response(batch_object(row))
 
 
 class BatchCancelView(GatewayView):
@@ -131,4 +131,4 @@ class BatchCancelView(GatewayView):
         """Cancel it: finished results are in its files."""
         row = await run_in_db_thread(cancel_batch, caller=request.caller, public_id=batch_id)
         await enqueue_job("batch", row.public_id)
-        return json_response(_encode(batch_object(row)))
+        return json_response(batch_object(row))

@@ -7,7 +7,6 @@ from __future__ import annotations
 import time
 from typing import Annotated, Any
 
-import msgspec
 from django.conf import settings
 from django.http.response import HttpResponseBase
 from pydantic import Field, StringConstraints
@@ -31,7 +30,6 @@ from inference.serving.respond import add_headers, collect
 from inference.web.endpoint_schema import Endpoint, EndpointSchema
 from inference.web.views import GatewayRequest, GatewayView, json_response
 
-_encode = msgspec.json.Encoder().encode
 #: Maximum tokens of a summary, or a quarter of the model's context if that is less.
 MAX_TOKENS = 1024
 SUMMARY_PROMPT = (
@@ -118,7 +116,7 @@ class CompactView(GatewayView):
             "output": [*asked, item],
             "usage": response_usage(turn.usage),
         }
-        response = json_response(_encode(compacted))
+        response = json_response(compacted)
         add_headers(response, turn, ignored + unsupported_fields(turn))
         return response
 

@@ -58,8 +58,6 @@ from storage.access import StoredResponse, access_response
 from storage.actions import append_response_turn, cancel_response, delete_response, store_response
 from tenants.authentication import Caller
 
-_encode = msgspec.json.Encoder().encode
-
 #: Seconds between polls of Redis while events arrive, and while none do.
 SOON_S, LATER_S = 0.05, 0.5
 #: Seconds without an event after which the response's row is checked.
@@ -214,7 +212,7 @@ class ResponseHandler:
         await enqueue_job("response", self.public_id)
         if self._request.stream:
             return stream_background(self._caller, self.public_id, -1)
-        return json_response(_encode(body))
+        return json_response(body)
 
     async def create(self, turn: ChatSession) -> HttpResponseBase:
         """The answer in one body."""
@@ -223,7 +221,7 @@ class ResponseHandler:
         body = answer.body()
         if self._request.store is not False or self._request.conversation_id:
             await self._keep(body)
-        return json_response(_encode(body))
+        return json_response(body)
 
     async def stream(self, turn: ChatSession) -> HttpResponseBase:
         """The answer as a stream. Its id is the same in any gateway that continues it."""
@@ -299,7 +297,7 @@ class InputTokensView(GatewayView):
         except InvalidRequest as error:
             raise rename_to_responses_fields(error, parsed) from None
         counted = {"object": "response.input_tokens", "input_tokens": len(tokens)}
-        response = json_response(_encode(counted))
+        response = json_response(counted)
         set_ignored_fields_header(response, ignored)
         return response
 
@@ -327,7 +325,7 @@ class ResponseView(GatewayView):
         after = _starting_after(request)
         row = await run_in_db_thread(access_response, request.caller, response_id)
         if after is None:
-            return json_response(_encode(row.body))
+            return json_response(row.body)
         if not (row.background and row.request.get("stream")):
             raise UnsupportedField(
                 "Only a response that was made with background and stream can be streamed again.",
@@ -339,7 +337,7 @@ class ResponseView(GatewayView):
         """Delete it."""
         await run_in_db_thread(delete_response, caller=request.caller, public_id=response_id)
         await ResponseEventStore(response_id).forget()
-        return json_response(_encode({"id": response_id, "object": "response", "deleted": True}))
+        return json_response({"id": response_id, "object": "response", "deleted": True})
 
 
 class ResponseCancelView(GatewayView):
@@ -352,7 +350,7 @@ class ResponseCancelView(GatewayView):
     async def post(self, request: GatewayRequest, response_id: str) -> HttpResponseBase:
         """Cancel it."""
         row = await run_in_db_thread(cancel_response, caller=request.caller, public_id=response_id)
-        return json_response(_encode(row.body))
+        return json_response(row.body)
 
 
 class ResponseInputItemsView(GatewayView):
@@ -367,4 +365,4 @@ class ResponseInputItemsView(GatewayView):
         """Its own input items, newest first by default."""
         page_query = parse_page_query(request, default=20, max_limit=100)
         row = await run_in_db_thread(access_response, request.caller, response_id)
-        return json_response(_encode(paginate_items(row.input_items, page_query)))
+        return json_response(paginate_items(row.input_items, page_query))

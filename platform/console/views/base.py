@@ -142,7 +142,7 @@ def post_action(page: str, show: Page) -> Callable[[Action], Page]:
         @never_cache
         @login_required
         @wraps(function)
-        def view(request: UserRequest, **kwargs: Any) -> HttpResponse:
+        def view(request: UserRequest, **kwargs: Any) -> HttpResponseBase:
             tenant = None
             try:
                 tenant = current_tenant(request)

@@ -82,10 +82,10 @@ def write_caller(request: UserRequest, tenant: Tenant) -> Caller:
     return async_to_sync(caller_for_user)(user, tenant.slug)
 
 
-def page(name: str) -> Callable[..., Callable[..., HttpResponse]]:
+def page(name: str) -> Callable[..., Callable[..., HttpResponseBase]]:
     """Turn a function that returns a template context into the view of a tenant's page."""
 
-    def decorate(function: Callable[..., dict[str, Any]]) -> Callable[..., HttpResponse]:
+    def decorate(function: Callable[..., dict[str, Any]]) -> Callable[..., HttpResponseBase]:
         @page_view
         @wraps(function)
         def view(request: UserRequest, **kwargs: Any) -> HttpResponse:
