@@ -10,7 +10,6 @@ import msgspec
 from django.conf import settings
 from django.http.response import HttpResponseBase
 from drf_spectacular.utils import OpenApiParameter
-from pydantic import BaseModel, ConfigDict
 
 from common.db import run_in_db_thread
 from engine.contract.errors import InvalidRequest, QuireError
@@ -19,7 +18,7 @@ from inference.chat.turn import ChatSession, TurnDelta
 from inference.errors import UnsupportedField, as_quire_error
 from inference.loop.offload import in_report_thread
 from inference.schemas import objects
-from inference.schemas.base import Metadata, rename_error_field
+from inference.schemas.base import Metadata, StrictModel, rename_error_field
 from inference.schemas.chat import ChatBatchRequest, ChatRequest
 from inference.serving.respond import (
     add_headers,
@@ -254,10 +253,8 @@ def completion_object(row: StoredCompletion) -> dict[str, Any]:
     return {**row.body, "metadata": row.metadata}
 
 
-class CompletionUpdate(BaseModel):
+class CompletionUpdate(StrictModel):
     """Changeable fields of a stored completion."""
-
-    model_config = ConfigDict(strict=True, extra="forbid")
 
     metadata: Metadata | None
 

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import msgspec
 from django.http.response import HttpResponseBase
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from common.db import run_in_db_thread
 from engine.contract.errors import InvalidRequest
@@ -14,7 +14,7 @@ from inference.api.responses.conversion import Messages, to_stored_items
 from inference.api.responses.schemas import InputItem
 from inference.loop.offload import in_report_thread
 from inference.schemas import objects
-from inference.schemas.base import BatchMetadata
+from inference.schemas.base import BatchMetadata, StrictModel
 from inference.web.endpoint_schema import IDEMPOTENCY_KEY, PAGE_PARAMETERS, Endpoint, EndpointSchema
 from inference.web.responses import list_response, parse_page_query
 from inference.web.views import GatewayRequest, GatewayView, json_response
@@ -41,27 +41,21 @@ MAX_ITEMS = 20
 Items = Annotated[list[InputItem], Field(max_length=MAX_ITEMS)]
 
 
-class NewConversation(BaseModel):
+class NewConversation(StrictModel):
     """A conversation with its first items."""
-
-    model_config = ConfigDict(strict=True, extra="forbid")
 
     items: Items | None = None
     metadata: BatchMetadata | None = None
 
 
-class ConversationChange(BaseModel):
+class ConversationChange(StrictModel):
     """Changeable fields of a conversation."""
-
-    model_config = ConfigDict(strict=True, extra="forbid")
 
     metadata: BatchMetadata | None
 
 
-class NewItems(BaseModel):
+class NewItems(StrictModel):
     """Items to add."""
-
-    model_config = ConfigDict(strict=True, extra="forbid")
 
     items: Annotated[Items, Field(min_length=1)]
 

@@ -9,7 +9,7 @@ import msgspec
 from django.http.response import HttpResponseBase
 from drf_spectacular.types import OpenApiTypes
 from drf_spectacular.utils import OpenApiParameter
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from common.errors import NotFound
 from common.settings import QuireSettings, is_secret
@@ -20,6 +20,7 @@ from inference.engine_client.client import get_engine_client
 from inference.engine_client.fleet import Replica
 from inference.generation.model_resolution import resolve_model
 from inference.rendering.media_pool import get_media_pool
+from inference.schemas.base import StrictModel
 from inference.schemas.objects import ApiObject
 from inference.web.endpoint_schema import Endpoint, EndpointSchema
 from inference.web.views import GatewayRequest, GatewayView, json_response
@@ -319,10 +320,8 @@ class IsPausedView(OperatorView):
         return json_response({"is_paused": any(paused.values()), "replicas": paused})
 
 
-class AbortBody(BaseModel):
+class AbortBody(StrictModel):
     """Ids as in responses (`chatcmpl-...`); none: all requests of all tenants."""
-
-    model_config = ConfigDict(strict=True, extra="forbid")
 
     request_ids: Annotated[list[str], Field(max_length=MAX_IDS)] | None = None
 
@@ -367,10 +366,8 @@ class StopProfileView(OperatorView):
         return await broadcast_command(request, "stop_profile", PROFILE_WITHIN_S)
 
 
-class RpcBody(BaseModel):
+class RpcBody(StrictModel):
     """Method to run on every replica; takes no arguments."""
-
-    model_config = ConfigDict(strict=True, extra="forbid")
 
     method: Literal["check_integrity", "reset_prefix_cache", "start_profile", "stop_profile"]
     args: Annotated[list[Any], Field(max_length=0)] | None = None

@@ -32,9 +32,9 @@ from inference.schemas.base import GenerateRequest, ModelName, StrictRequest
 from inference.schemas.chat import ChatRequest, Messages
 from inference.schemas.completions import CompletionRequest
 from inference.schemas.tools import Tools
-from inference.serving.respond import parse, parse_offloaded, set_ignored_fields_header
+from inference.serving.respond import json_answer, parse, parse_offloaded
 from inference.web.endpoint_schema import Endpoint, EndpointSchema
-from inference.web.views import GatewayRequest, GatewayView, json_response
+from inference.web.views import GatewayRequest, GatewayView
 
 
 def rendered(job: Job, request: GenerateRequest) -> list[dict[str, Any]]:
@@ -98,9 +98,7 @@ class ChatRenderView(GatewayView):
         """Its token ids and parameters."""
         chat = await parse_offloaded(request.ctx, ChatRequest, self.read_json(request))
         ignored = chat.ignored_fields()
-        response = json_response(await rendered_chat(chat, request.ctx))
-        set_ignored_fields_header(response, ignored)
-        return response
+        return json_answer(await rendered_chat(chat, request.ctx), ignored)
 
 
 class CompletionRenderView(GatewayView):
@@ -116,9 +114,7 @@ class CompletionRenderView(GatewayView):
         ignored = completion.ignored_fields()
         served = await resolve_model(request.ctx, completion.model)
         job = await completion_job(request.ctx, completion, served)
-        response = json_response(rendered(job, completion))
-        set_ignored_fields_header(response, ignored)
-        return response
+        return json_answer(rendered(job, completion), ignored)
 
 
 class ResponseRenderView(GatewayView):
@@ -135,11 +131,10 @@ class ResponseRenderView(GatewayView):
         ctx, conversation = await load_conversation(request.ctx, parsed)
         chat = await ctx.offload(chat_from_responses, parsed, conversation)
         try:
-            response = json_response(await rendered_chat(chat, ctx))
+            body = await rendered_chat(chat, ctx)
         except InvalidRequest as error:
             raise rename_to_responses_fields(error, parsed) from None
-        set_ignored_fields_header(response, ignored)
-        return response
+        return json_answer(body, ignored)
 
 
 class MessagesRenderView(AnthropicView):
@@ -154,15 +149,11 @@ class MessagesRenderView(AnthropicView):
         parsed = await self.parsed(MessagesRequest, request)
         ignored = parsed.ignored_fields()
         try:
-            response = json_response(
-                await rendered_chat(
-                    await request.ctx.offload(chat_from_messages, parsed), request.ctx
-                )
-            )
+            chat = await request.ctx.offload(chat_from_messages, parsed)
+            body = await rendered_chat(chat, request.ctx)
         except InvalidRequest as error:
             raise rename_to_messages_fields(error) from None
-        set_ignored_fields_header(response, ignored)
-        return response
+        return json_answer(body, ignored)
 
 
 #: Fields of `ChatRequest` that affect how a chat is rendered; it validates them.
@@ -233,16 +224,15 @@ class TokenizeView(GatewayView):
         tokens = await _tokens(parsed, body, served, request.ctx)
         # The vocabulary's own spelling shows where words begin.
         strings = [served.tokenizer.id_to_piece(token) for token in tokens]
-        response = json_response(
+        return json_answer(
             {
                 "count": len(tokens),
                 "max_model_len": served.info.max_model_len,
                 "tokens": tokens,
                 "token_strs": strings if parsed.return_token_strs else None,
-            }
+            },
+            ignored,
         )
-        set_ignored_fields_header(response, ignored)
-        return response
 
 
 class DetokenizeView(GatewayView):
@@ -264,9 +254,7 @@ class DetokenizeView(GatewayView):
             except InvalidRequest as error:
                 raise rename_error_param(error, {"prompt": "tokens"}) from None
         text = await request.ctx.offload(served.tokenizer.decode, tokens, skip_special_tokens=False)
-        response = json_response({"prompt": text})
-        set_ignored_fields_header(response, ignored)
-        return response
+        return json_answer({"prompt": text}, ignored)
 
 
 async def _tokens(

@@ -7,14 +7,14 @@ from typing import Annotated, Any
 from django.conf import settings
 from django.http.multipartparser import MultiPartParserError
 from django.http.response import HttpResponseBase
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+from pydantic import Field, StringConstraints
 
 from common.db import run_in_db_thread, run_in_file_thread
 from engine.contract.errors import InvalidRequest
 from inference.api.files import checked_purpose, file_object
 from inference.errors import PayloadTooLarge, UnsupportedMediaType
 from inference.schemas import objects
-from inference.schemas.base import OutputExpiresAfter
+from inference.schemas.base import OutputExpiresAfter, StrictModel
 from inference.web.endpoint_schema import Endpoint, EndpointSchema
 from inference.web.views import GatewayRequest, GatewayView, json_response
 from storage.access import StoredUpload, UploadPart
@@ -26,10 +26,8 @@ MAX_PART_BYTES = 64 << 20
 Name = Annotated[str, StringConstraints(min_length=1, max_length=255)]
 
 
-class UploadRequest(BaseModel):
+class UploadRequest(StrictModel):
     """An announced file."""
-
-    model_config = ConfigDict(strict=True, extra="forbid")
 
     bytes: Annotated[int, Field(ge=1)]
     filename: Name
@@ -38,10 +36,8 @@ class UploadRequest(BaseModel):
     expires_after: OutputExpiresAfter | None = None
 
 
-class CompleteRequest(BaseModel):
+class CompleteRequest(StrictModel):
     """The parts in order."""
-
-    model_config = ConfigDict(strict=True, extra="forbid")
 
     part_ids: Annotated[
         list[Annotated[str, StringConstraints(max_length=100)]],

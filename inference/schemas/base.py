@@ -51,6 +51,12 @@ class FailFastModel(BaseModel):
         return cast("CoreSchema", _fail_fast_schema(handler(source)))
 
 
+class StrictModel(BaseModel):
+    """A model without conversions between types and without unknown fields."""
+
+    model_config = ConfigDict(strict=True, extra="forbid")
+
+
 MAX_METADATA = 16
 _WINDOW = re.compile(r"([1-9]\d{0,3})([mhd])")
 _UNIT_S = {"m": 60, "h": 3600, "d": 86_400}
@@ -71,19 +77,15 @@ def _seconds(window: str) -> int:
     return int(match[1]) * _UNIT_S[match[2]] if match else 0
 
 
-class OutputExpiresAfter(BaseModel):
+class OutputExpiresAfter(StrictModel):
     """When output and error file are removed."""
-
-    model_config = ConfigDict(strict=True, extra="forbid")
 
     anchor: Literal["created_at"]
     seconds: Annotated[int, Field(ge=3600, le=2_592_000)]
 
 
-class BatchRequest(BaseModel):
+class BatchRequest(StrictModel):
     """A batch to run. `completion_window`: minutes, hours or days, such as "24h"; 14 d at most."""
-
-    model_config = ConfigDict(strict=True, extra="forbid")
 
     input_file_id: Annotated[str, StringConstraints(min_length=1, max_length=100)]
     endpoint: Literal[
@@ -188,7 +190,7 @@ class StreamOptions(BaseModel):
         return self
 
 
-class KVTransferParams(BaseModel):
+class KVTransferParams(StrictModel):
     """Where a prompt's KV blocks come from. Clients name no blocks: replicas find them by their
     hashes.
 
@@ -199,8 +201,6 @@ class KVTransferParams(BaseModel):
         remote_host, remote_port: where that replica serves the blocks; None: in the tier that both
             share. Only replicas of the model are asked.
     """
-
-    model_config = ConfigDict(strict=True, extra="forbid")
 
     do_remote_decode: bool | None = None
     do_remote_prefill: bool | None = None

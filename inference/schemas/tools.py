@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 from engine.contract.errors import InvalidRequest
 from inference.parsers.custom_tools import as_template_function, parameters
 from inference.parsers.tool_grammar import ToolFunction, escape_lark_for_json, regex_to_lark
-from inference.schemas.base import RejectedRequest
+from inference.schemas.base import RejectedRequest, StrictModel
 
 TOOL_NAME = re.compile(r"[a-zA-Z0-9_.-]{1,64}")
 MAX_TOOLS = 128
@@ -74,10 +74,8 @@ class Tool(BaseModel):
         return ToolFunction(spec.name, spec.parameters or {}, bool(spec.strict))
 
 
-class CustomGrammar(BaseModel):
+class CustomGrammar(StrictModel):
     """Constraint on a custom tool's input. `syntax` of the definition: Lark, or Rust's regex."""
-
-    model_config = ConfigDict(strict=True, extra="forbid")
 
     definition: Annotated[str, Field(min_length=1, max_length=MAX_DEFINITION)]
     syntax: Literal["lark", "regex"]
@@ -96,10 +94,8 @@ class CustomGrammar(BaseModel):
         return self
 
 
-class CustomFormat(BaseModel):
+class CustomFormat(StrictModel):
     """The form of a custom tool's input: any text, or one of a grammar."""
-
-    model_config = ConfigDict(strict=True, extra="forbid")
 
     type: Literal["text", "grammar"] = Field(
         description="`text` for any text, `grammar` for that of a grammar."
@@ -165,10 +161,8 @@ def named_tool(choice: Any) -> tuple[str, str] | None:
     return (kind, name) if isinstance(name, str) else None
 
 
-class AllowedTools(BaseModel):
+class AllowedTools(StrictModel):
     """Tools that may be called now. `mode`: whether one of them must be called."""
-
-    model_config = ConfigDict(strict=True, extra="forbid")
 
     mode: Literal["auto", "required"]
     tools: Annotated[list[dict[str, Any]], Field(min_length=1, max_length=MAX_TOOLS)]

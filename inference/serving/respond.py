@@ -224,6 +224,13 @@ def add_headers(response: HttpResponseBase, source: AdmittedRequest, ignored: li
     set_ignored_fields_header(response, ignored)
 
 
+def json_answer(body: Any, ignored: list[str]) -> HttpResponseBase:
+    """JSON for a request of which the fields `ignored` are unknown."""
+    response = json_response(body)
+    set_ignored_fields_header(response, ignored)
+    return response
+
+
 def set_ignored_fields_header(response: HttpResponseBase, ignored: list[str]) -> None:
     """Set `x-quire-ignored-fields`: the unknown fields that were ignored."""
     if ignored:

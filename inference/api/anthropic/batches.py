@@ -21,7 +21,7 @@ from django.http import StreamingHttpResponse
 from django.http.response import HttpResponseBase
 from drf_spectacular.types import OpenApiTypes
 from drf_spectacular.utils import OpenApiParameter
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError
+from pydantic import Field, StringConstraints, ValidationError
 
 from common.db import run_in_db_thread, run_in_file_thread
 from common.errors import NotFound
@@ -30,6 +30,7 @@ from inference.api.anthropic.views import AnthropicView
 from inference.errors import PayloadTooLarge, describe_validation_error
 from inference.loop.offload import in_report_thread
 from inference.schemas import objects
+from inference.schemas.base import StrictModel
 from inference.web.endpoint_schema import IDEMPOTENCY_KEY, Endpoint, EndpointSchema
 from inference.web.json_body import check_content_encoding, check_content_type, parse_object
 from inference.web.responses import (
@@ -67,19 +68,15 @@ _END = re.compile(rb"\s*\]\s*\}\s*\Z")
 _OPENING, _CLOSING = frozenset(b"{["), frozenset(b"}]")
 
 
-class BatchItem(BaseModel):
+class BatchItem(StrictModel):
     """A message to generate. `params`: the body of `/v1/messages`."""
-
-    model_config = ConfigDict(strict=True, extra="forbid")
 
     custom_id: Annotated[str, StringConstraints(pattern=r"^[a-zA-Z0-9_-]{1,64}$")]
     params: dict[str, Any]
 
 
-class BatchOfMessages(BaseModel):
+class BatchOfMessages(StrictModel):
     """A batch."""
-
-    model_config = ConfigDict(strict=True, extra="forbid")
 
     requests: Annotated[list[BatchItem], Field(min_length=1)]
 

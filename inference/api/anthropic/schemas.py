@@ -16,6 +16,7 @@ from inference.schemas.base import (
     ModelName,
     Priority,
     ShortText,
+    StrictModel,
     StrictRequest,
 )
 from inference.schemas.chat import Effort
@@ -96,10 +97,8 @@ class AnthropicTool(BaseModel):
         return _HOSTED.fullmatch(self.type or "") is not None
 
 
-class ToolChoice(BaseModel):
+class ToolChoice(StrictModel):
     """Which tool the model has to use."""
-
-    model_config = ConfigDict(strict=True, extra="forbid")
 
     type: Literal["auto", "any", "tool", "none"] = Field(
         description="Whether the model may call tools, must call one, or must call the named one."
@@ -108,10 +107,8 @@ class ToolChoice(BaseModel):
     disable_parallel_tool_use: bool | None = None
 
 
-class Thinking(BaseModel):
+class Thinking(StrictModel):
     """Whether the model reasons first, and for how long."""
-
-    model_config = ConfigDict(strict=True, extra="forbid")
 
     type: Literal["enabled", "disabled", "adaptive"] = Field(
         description="Whether the model thinks first."
@@ -129,10 +126,8 @@ class OutputFormat(BaseModel):
     json_schema: dict[str, Any] = Field(alias="schema")
 
 
-class OutputConfig(BaseModel):
+class OutputConfig(StrictModel):
     """Required form of the answer."""
-
-    model_config = ConfigDict(strict=True, extra="forbid")
 
     effort: str | None = None
     format: OutputFormat | None = Field(
@@ -140,10 +135,8 @@ class OutputConfig(BaseModel):
     )
 
 
-class Metadata(BaseModel):
+class Metadata(StrictModel):
     """About the request."""
-
-    model_config = ConfigDict(strict=True, extra="forbid")
 
     user_id: ShortText | None = None
 

@@ -24,7 +24,7 @@ from inference.schemas.base import RejectedRequest
 from inference.serving.respond import (
     add_headers,
     collect,
-    set_ignored_fields_header,
+    json_answer,
     stream_response,
 )
 from inference.web.endpoint_schema import IDEMPOTENCY_KEY, Endpoint, EndpointSchema
@@ -132,9 +132,7 @@ class CountTokensView(AnthropicView):
         chat = await request.ctx.offload(chat_from_messages, parsed)
         served = await resolve_model(request.ctx, parsed.model)
         tokens = await prompt_token_ids(chat, served, request.ctx)
-        response = json_response({"input_tokens": len(tokens)})
-        set_ignored_fields_header(response, ignored)
-        return response
+        return json_answer({"input_tokens": len(tokens)}, ignored)
 
 
 class UnknownMessagesView(AnthropicView, NotFoundView):

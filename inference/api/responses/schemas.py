@@ -17,6 +17,7 @@ from inference.schemas.base import (
     ModelName,
     Priority,
     ShortText,
+    StrictModel,
     StrictRequest,
     Tier,
 )
@@ -255,37 +256,29 @@ class TextFormat(BaseModel):
     json_schema: dict[str, Any] | None = Field(default=None, alias="schema")
 
 
-class TextConfig(BaseModel):
+class TextConfig(StrictModel):
     """The text's format."""
-
-    model_config = ConfigDict(strict=True, extra="forbid")
 
     format: TextFormat | None = Field(default=None, description="Form of the text.")
     verbosity: Literal["low", "medium", "high"] | None = None
 
 
-class Reasoning(BaseModel):
+class Reasoning(StrictModel):
     """Reasoning effort."""
-
-    model_config = ConfigDict(strict=True, extra="forbid")
 
     effort: Effort | None = None
     summary: Literal["auto", "concise", "detailed"] | None = None
     generate_summary: Literal["auto", "concise", "detailed"] | None = None
 
 
-class ResponsesStreamOptions(BaseModel):
+class ResponsesStreamOptions(StrictModel):
     """Options of a stream."""
-
-    model_config = ConfigDict(strict=True, extra="forbid")
 
     include_obfuscation: Literal[False] | None = None
 
 
-class ConversationRef(BaseModel):
+class ConversationRef(StrictModel):
     """A conversation by its id."""
-
-    model_config = ConfigDict(strict=True, extra="forbid")
 
     id: Annotated[str, StringConstraints(min_length=1, max_length=100)] = Field(
         description="Identifier of the conversation, `conv_...`."

@@ -40,7 +40,7 @@ from inference.serving.respond import (
     add_headers,
     check_response_quota,
     collect,
-    set_ignored_fields_header,
+    json_answer,
     store_before_last_event,
     stream_events,
 )
@@ -297,9 +297,7 @@ class InputTokensView(GatewayView):
         except InvalidRequest as error:
             raise rename_to_responses_fields(error, parsed) from None
         counted = {"object": "response.input_tokens", "input_tokens": len(tokens)}
-        response = json_response(counted)
-        set_ignored_fields_header(response, ignored)
-        return response
+        return json_answer(counted, ignored)
 
 
 class ResponseView(GatewayView):
