@@ -186,6 +186,7 @@ class EngineRequest(msgspec.Struct, tag="request", omit_defaults=True, kw_only=T
             included it among others.
         prefilled: a prefill replica has just saved its prompt's blocks in the shared tier.
         kv_peer: tcp://HOST:PORT of that replica if it serves the blocks itself; "": it doesn't.
+        prefix_key: equal for prompts that may share their first KV blocks; b"": unknown.
         message_version: see `engine.contract.message_version`.
     """
 
@@ -212,6 +213,7 @@ class EngineRequest(msgspec.Struct, tag="request", omit_defaults=True, kw_only=T
     isolated: bool = False
     prefilled: bool = False
     kv_peer: str = ""
+    prefix_key: bytes = b""
     message_version: int = 1
 
     @property

@@ -394,6 +394,11 @@ class KVHandover(msgspec.Struct, omit_defaults=True, kw_only=True, frozen=True):
         return self.role == KV_PRODUCER or self.ec_role == EC_PRODUCER
 
     @property
+    def saves_encodings(self) -> bool:
+        """Whether other replicas can load its encoder outputs."""
+        return self.ec_role in (EC_BOTH, EC_PRODUCER)
+
+    @property
     def loads_encodings(self) -> bool:
         """Whether it loads encoder outputs of other replicas."""
         return self.ec_role in (EC_BOTH, EC_CONSUMER)
@@ -412,7 +417,8 @@ class Heartbeat(msgspec.Struct, omit_defaults=True, kw_only=True):
     of its layers. `held`: the requests in progress, once its loop has stood still for a while; else
     None. `kv_handover`: None: it has no KV tier that other replicas share. `message_version`: see
     `engine.contract.message_version`. `endpoint`: "host:port" of the gateway in its pod, for
-    endpoint pickers; "" for none.
+    endpoint pickers; "" for none. `cached_prefixes`: `EngineRequest.prefix_key` of recent prompts
+    whose beginning its KV cache or its own host memory still has.
     """
 
     replica_id: str
@@ -437,3 +443,4 @@ class Heartbeat(msgspec.Struct, omit_defaults=True, kw_only=True):
     kv_handover: KVHandover | None = None
     message_version: int = 1
     endpoint: str = ""
+    cached_prefixes: frozenset[bytes] = frozenset()

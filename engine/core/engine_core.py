@@ -25,6 +25,7 @@ from engine.contract.messages import (
     TokenDelta,
 )
 from engine.contract.replica_state import KVHandover
+from engine.core.cached_prefixes import CachedPrefixes
 from engine.core.input_processor import (
     InputProcessor,
     drop_kv_quota,
@@ -66,6 +67,7 @@ class EngineCore:
         tokenizer: None with skip_tokenizer_init.
         capacity: limits of a step and of the KV cache.
         drafter: proposes drafts; None: no speculative decoding.
+        cached_prefixes: beginnings of prompts that it needn't compute.
     """
 
     def __init__(
@@ -107,6 +109,7 @@ class EngineCore:
             self.adapters, self._input_processor.check_vocabulary, facts.vocab_size
         )
         self._kv_admission = KVAdmission(self.scheduler.cached_prefix)
+        self.cached_prefixes = CachedPrefixes(self.scheduler.kv)
         self._request_admission = RequestAdmission(
             self._adapter_admission,
             self.structured,
@@ -179,6 +182,7 @@ class EngineCore:
     def use_kv_connector(self, connector: KVConnectorBase | None) -> None:
         """Save and load KV blocks with a connector; None: stop doing so."""
         self.scheduler.kv_connector = self._kv_admission.connector = connector
+        self.cached_prefixes.connector = connector
 
     def add_request(
         self,
@@ -225,6 +229,7 @@ class EngineCore:
             raise EngineOverloaded(f"{waiting} requests wait already.")
         request = self._input_processor.make_request(message, on_done, prompt_embeds)
         self._attach(request, prompt_embeds, media or {})
+        self.cached_prefixes.record(message.prefix_key, request.sequences[0])
         if self._admit(request):
             self._queue(request)
         self.requests[message.request_id] = request

@@ -187,6 +187,13 @@ class KVCacheCoordinator(ABC):
         its cached blocks, and the number of hashes that would hit if their state were cached, too.
         """
 
+    def is_cached(self, block_hash: bytes) -> bool:
+        """Whether any group has a block with this hash. May be called in any thread."""
+        return any(
+            manager.pool.get_cached_block(block_hash + manager.suffix) is not None
+            for manager in self.managers
+        )
+
     def miss_reason(
         self, sequence: CacheableSequence, prefix: CachedPrefix, *, reads_cache: bool
     ) -> str:

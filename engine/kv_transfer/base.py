@@ -231,6 +231,12 @@ class KVConnectorBase(ABC):
         """Name of the tier that has a block, "" for none. Not in vLLM."""
         return ""
 
+    def has_in_memory(self, block_hash: bytes) -> bool:
+        """Whether new requests load a block from memory that no other replica shares. Called in any
+        thread. Not in vLLM.
+        """
+        return False
+
     @property
     def key_space(self) -> str:
         """Sha256 that is equal where replicas can load one another's blocks, 64 hex digits; "":

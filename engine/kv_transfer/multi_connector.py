@@ -151,6 +151,9 @@ class MultiConnector(KVConnectorBase):
         tiers = (connector.find_tier(block_hash) for connector in self.connectors)
         return next(filter(None, tiers), "")
 
+    def has_in_memory(self, block_hash: bytes) -> bool:
+        return any(connector.has_in_memory(block_hash) for connector in self.connectors)
+
     @property
     def key_space(self) -> str:
         return next(filter(None, (connector.key_space for connector in self.connectors)), "")

@@ -408,6 +408,9 @@ class OffloadingConnector(KVConnectorBase):
     def find_tier(self, block_hash: bytes) -> str:
         return self._tier_name if self._keys.first_key(block_hash) in self._tier else ""
 
+    def has_in_memory(self, block_hash: bytes) -> bool:
+        return self._loads_host and self._keys.first_key(block_hash) in self.host
+
     @property
     def _tier_name(self) -> str:
         """Name of the tier to which filled blocks are saved."""

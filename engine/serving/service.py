@@ -531,6 +531,7 @@ class EngineService:
             loading=self.loading,
             message_version=MESSAGE_VERSION,
             endpoint=self._endpoint,
+            cached_prefixes=core.cached_prefixes.keys() if core else frozenset(),
             kv_handover=core.kv_handover if core else None,
             held=self._in_flight.ids if time.time() - self.progress_at > _LONG_STEP_S else None,
         )

@@ -17,7 +17,7 @@ from inference.generation.logprobs import (
 from inference.generation.output import TokenEntry
 from inference.generation.record import response_metrics
 from inference.parsers.state_machine import Part
-from inference.serving.kv_transfer import transfer_params
+from inference.serving.kv_transfer import ec_transfer_params, kv_transfer_params
 from inference.serving.stream import DONE, ChunkEncoder, EventWriter
 
 #: Fields that a message always has, as in vLLM: clients read them without checking.
@@ -76,7 +76,8 @@ class ChatCompletionBuilder:
             "system_fingerprint": job.model.fingerprint,
             "prompt_logprobs": None,
             "prompt_token_ids": None,
-            "kv_transfer_params": transfer_params(generation),
+            "kv_transfer_params": kv_transfer_params(generation),
+            "ec_transfer_params": ec_transfer_params(generation),
         }
         body |= response_metrics(generation.flights)
         if self._options.metadata is not None:

@@ -36,7 +36,7 @@ from inference.request.job import Job, ResolvedModel
 from inference.schemas import objects
 from inference.schemas.completions import CompletionRequest
 from inference.schemas.sampling import OutputConstraint
-from inference.serving.kv_transfer import transfer_params
+from inference.serving.kv_transfer import ec_transfer_params, kv_transfer_params
 from inference.serving.respond import add_orca_header, parse_offloaded, respond
 from inference.serving.stream import DONE, ChunkEncoder, EventWriter
 from inference.web.endpoint_schema import IDEMPOTENCY_KEY, Endpoint, EndpointSchema
@@ -142,7 +142,8 @@ class CompletionBuilder:
             "usage": usage.to_openai(),
             "service_tier": self._options.service_tier,
             "system_fingerprint": job.model.fingerprint,
-            "kv_transfer_params": transfer_params(generation),
+            "kv_transfer_params": kv_transfer_params(generation),
+            "ec_transfer_params": ec_transfer_params(generation),
         }
         body |= response_metrics(generation.flights)
         if self._options.metadata is not None:
@@ -340,6 +341,7 @@ async def completion_job(
             priority=completion.resolve_service_tier(ctx.caller.max_priority)[0],
             cache_salt=completion.cache_salt or "",
             kv_transfer=completion.kv_transfer_params,
+            ec_transfer=completion.ec_transfer_params,
             field_names=constraint.names,
         )
         await job.check()

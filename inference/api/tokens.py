@@ -25,6 +25,7 @@ from inference.generation.model_resolution import check_queue, resolve_model
 from inference.generation.output import Collected, OutputDelta, TokenEntry, TokenFormatter
 from inference.schemas import objects
 from inference.schemas.base import (
+    ECTransfers,
     GenerateRequest,
     KVTransferParams,
     ModelName,
@@ -35,7 +36,7 @@ from inference.schemas.base import (
 )
 from inference.schemas.completions import CompletionRequest
 from inference.schemas.sampling import SamplingFields
-from inference.serving.kv_transfer import transfer_params
+from inference.serving.kv_transfer import ec_transfer_params, kv_transfer_params
 from inference.serving.respond import parse, respond
 from inference.serving.stream import DONE, EventWriter
 from inference.web.endpoint_schema import IDEMPOTENCY_KEY, Endpoint, EndpointSchema
@@ -63,7 +64,6 @@ class TokensRequest(StrictRequest):
 
     UNSUPPORTED: ClassVar[Mapping[str, tuple[Any, ...]]] = {
         "content_parts": ([],),
-        "ec_transfer_params": (),
         "features": (),
         "parse_context": (),
         "reasoning_parser_kwargs": ({},),
@@ -80,6 +80,7 @@ class TokensRequest(StrictRequest):
     stream_options: StreamOptions | None = None
     cache_salt: str | None = None
     kv_transfer_params: KVTransferParams | None = None
+    ec_transfer_params: ECTransfers | None = None
     priority: Priority | None = 0
     reasoning_ended: bool | None = None
 
@@ -107,6 +108,7 @@ class TokensRequest(StrictRequest):
             "cache_salt": self.cache_salt,
             "priority": self.priority,
             "kv_transfer_params": self.kv_transfer_params,
+            "ec_transfer_params": self.ec_transfer_params,
             "max_tokens": None,
         }
         if self.stream_options is not None:
@@ -236,7 +238,8 @@ class TokensAnswer:
             "usage": generation.usage.to_openai(),
             "prompt_logprobs": prompt_logprobs(self._scores, self._choices.names),
             "prompt_token_ids": job.prompts[0] if request.return_token_ids else None,
-            "kv_transfer_params": transfer_params(generation),
+            "kv_transfer_params": kv_transfer_params(generation),
+            "ec_transfer_params": ec_transfer_params(generation),
         }
 
 

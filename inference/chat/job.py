@@ -155,6 +155,7 @@ async def build_chat_job(
             priority=chat.resolve_service_tier(ctx.caller.max_priority)[0],
             cache_salt=chat.cache_salt or "",
             kv_transfer=chat.kv_transfer_params,
+            ec_transfer=chat.ec_transfer_params,
         )
         await job.check()
     except InvalidRequest as error:

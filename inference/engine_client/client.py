@@ -215,8 +215,8 @@ class EngineClient:
             if request.prompt_embeds is not None:
                 scope += hashlib.sha256(request.prompt_embeds.data[:MAX_EMBEDS_BYTES]).hexdigest()
             scope += "".join(item.digest.hex() for item in request.media)
-            key = prefix_key(request.prompt_token_ids, scope)
-            flight = InFlightRequest(request, number, submission.mailbox, model, key, stream=stream)
+            request.prefix_key = prefix_key(request.prompt_token_ids, scope)
+            flight = InFlightRequest(request, number, submission.mailbox, model, stream=stream)
             if resume_state is not None:
                 flight.resume_from(*resume_state.for_prompt(number))
             yield flight
@@ -277,7 +277,7 @@ class EngineClient:
         replicas = failover_candidates(flight, of_model)
         replica = choose_replica(
             replicas,
-            flight.key,
+            flight.request.prefix_key,
             slack,
             flight.request.adapter_digest,
             self.settings.local_replica_id,

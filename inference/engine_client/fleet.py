@@ -294,6 +294,8 @@ def choose_replica(
     Rendezvous hashing gives every gateway the same answer without communication: the prefix's
     hash ranks the replicas, and the first takes the request while it has at most `slack` requests
     more than the least loaded one. When a replica joins or leaves, only its own prefixes move.
+    Replicas that have the prefix in their KV cache or host memory come before those that don't,
+    within the same limit.
 
     `adapter`: its digest; replicas that have its weights loaded are preferred while they have at
     most `slack` requests more than the others.
@@ -316,7 +318,7 @@ def choose_replica(
         affordable = [
             candidate for candidate in affordable if has_adapter_loaded(candidate, adapter)
         ] or affordable
-    return max(affordable, key=lambda replica: _rank(key, replica.heartbeat.replica_id))
+    return max(affordable, key=lambda replica: _rank(key, replica.heartbeat))
 
 
 def has_adapter_loaded(replica: Replica, adapter: str) -> bool:
@@ -343,5 +345,6 @@ def failover_candidates(flight: InFlightRequest, replicas: Sequence[Replica]) ->
     return same or fit
 
 
-def _rank(key: bytes, replica_id: str) -> bytes:
-    return hashlib.blake2b(replica_id.encode(), key=key, digest_size=8).digest()
+def _rank(key: bytes, beat: Heartbeat) -> tuple[bool, bytes]:
+    digest = hashlib.blake2b(beat.replica_id.encode(), key=key, digest_size=8).digest()
+    return key in beat.cached_prefixes, digest

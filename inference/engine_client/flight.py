@@ -62,7 +62,7 @@ class InFlightRequest:
 
     Attributes:
         request: as first submitted. number: its index in the submission.
-        mailbox: where chunks go. model: the served model's name. key: for prefix affinity.
+        mailbox: where chunks go. model: the served model's name.
         tokens: [num outputs][num tokens so far]. finished: [num outputs].
         replica_id, incarnation: where it runs; "" while it waits for a replica.
         last_replica_id: where it runs or ran last.
@@ -85,9 +85,10 @@ class InFlightRequest:
         abort_future: set when it was abandoned; done when the engine has replied to the abort.
         records: the engine's records by output, as far as received. records_ready: set when it
             ended here before the engine reported its end; done when all records have arrived.
-        is_prefilling: the current attempt only computes its prompt, on a prefill replica.
-        prefilled: it was sent to a prefill replica, which happens only once even if that failed.
-        kv_peer: the address that serves the prompt's blocks; "" for none.
+        is_prefilling: the current attempt only computes its prompt, or encodes its media.
+        prefilled, encoded: it was sent to a replica that does so, which happens only once even if
+            that failed.
+        kv_peer: the address that serves what the last of these has computed; "" for none.
         num_prefill_cached_tokens: prompt tokens that the prefill replica had cached.
         placement_history: when it was assigned to which replica, or removed from it and why
             (`time.perf_counter`).
@@ -98,7 +99,6 @@ class InFlightRequest:
     number: int
     mailbox: TokenQueue
     model: str
-    key: bytes
     tokens: list[list[int]] = field(default_factory=list)
     finished: list[bool] = field(default_factory=list)
     replica_id: str = ""
@@ -124,6 +124,7 @@ class InFlightRequest:
     records_ready: asyncio.Future[None] | None = None
     is_prefilling: bool = False
     prefilled: bool = False
+    encoded: bool = False
     kv_peer: str = ""
     num_prefill_cached_tokens: int = 0
     placement_history: list[tuple[float, str, str]] = field(default_factory=list)
@@ -193,11 +194,14 @@ class InFlightRequest:
 
         `kv_peer`: the address at which the replica serves its blocks.
         """
-        request = self.request
+        request, self.is_prefilling = self.request, True
+        was_encoded, encoder = self.encoded, self.kv_peer
         end = len(request.prompt_token_ids)
         if beat.kv_handover is not None and beat.kv_handover.ec_role == EC_PRODUCER:
             end = max((item.end for item in request.media), default=end)
-        self.is_prefilling = self.prefilled = True
+            self.encoded = True
+        else:
+            self.prefilled = True
         self.kv_peer = kv_peer
         self._begin_attempt(beat)
         return msgspec.structs.replace(
@@ -207,6 +211,8 @@ class InFlightRequest:
             sampling=SamplingParams(max_tokens=1, temperature=0.0),
             token_cap=None,
             isolated=self.runs_isolated,
+            prefilled=was_encoded,
+            kv_peer=encoder,
         )
 
     def finish_prefill(self, delta: TokenDelta) -> None:
@@ -232,7 +238,7 @@ class InFlightRequest:
             resume_token_ids=[list(tokens) for tokens in self.tokens] if self.resumed else [],
             skip_indices=[index for index, done in enumerate(self.finished) if done],
             isolated=self.runs_isolated,
-            prefilled=self.prefilled,
+            prefilled=self.prefilled or self.encoded,
             kv_peer=self.kv_peer if self.kv_peer in peers else "",
         )
 
@@ -325,7 +331,7 @@ class InFlightRequest:
         if self.resumed:
             # A resumed request hits its own earlier tokens in the cache: that saves nothing.
             chunk.num_cached_tokens = 0
-        elif self.prefilled:
+        elif self.prefilled or self.encoded:
             # The prefill replica computed these blocks for this very request.
             chunk.num_cached_tokens = min(chunk.num_cached_tokens, self.num_prefill_cached_tokens)
         if chunk.flight is not None:

@@ -31,15 +31,15 @@ class PrefillPlanner:
     def choose(
         self, flight: InFlightRequest, replicas: Sequence[Replica], decode: Replica, slack: int
     ) -> Replica | None:
-        """The replica that computes a flight's prompt, or encodes its media, for `decode`; None if
-        `decode` does.
+        """The replica that first encodes a flight's media, or then computes its prompt, for
+        `decode`; None if `decode` does.
 
         `slack`: how many more requests than `decode` a prefill replica may have.
         """
         handover = decode.heartbeat.kv_handover
         if handover is None or handover.only_prepares or not flight.can_be_prefilled:
             return None
-        encodes = bool(flight.request.media) and handover.loads_encodings
+        encodes = bool(flight.request.media) and handover.loads_encodings and not flight.encoded
         producers, encoders = [], []
         for replica in replicas:
             theirs = replica.heartbeat.kv_handover
@@ -60,7 +60,9 @@ class PrefillPlanner:
         num_new_tokens = self._record_prefixes(flight, handover.step_tokens, decode.heartbeat)
         if num_new_tokens <= handover.step_tokens:
             return None
-        producer = choose_replica(producers, flight.key, slack, flight.request.adapter_digest)
+        producer = choose_replica(
+            producers, flight.request.prefix_key, slack, flight.request.adapter_digest
+        )
         if producer is None or producer.load > decode.load + slack:
             return None
         return producer
@@ -87,9 +89,9 @@ class PrefillPlanner:
 
         The remembered prefixes are limited to what its KV cache holds, in strides.
         """
-        token_ids = flight.request.prompt_token_ids
+        token_ids, key = flight.request.prompt_token_ids, flight.request.prefix_key
         num_cached, is_cached = 0, True
-        for number, prefix in enumerate(_prefixes(flight.key, token_ids, stride), 1):
+        for number, prefix in enumerate(_prefixes(key, token_ids, stride), 1):
             is_cached = is_cached and self._prefixes.get(prefix) == beat.incarnation
             if is_cached:
                 num_cached = number * stride

@@ -20,7 +20,7 @@ from engine.text.stop_strings import bad_word_ids
 from inference.loop.fair_dispatch import iterate_cooperatively
 from inference.loop.offload import get_render_pool
 from inference.request.context import RequestContext
-from inference.schemas.base import KVTransferParams
+from inference.schemas.base import ECTransferParams, KVTransferParams, RemoteAddress
 from metering.access import AdmissionRequest
 from metering.rules import AdapterUse
 from tenants.authentication import Caller
@@ -171,6 +171,7 @@ class Job:
         priority: smaller runs earlier.
         cache_salt: the client's; narrows the tenant's cache namespace.
         kv_transfer: where the prompts' KV blocks come from, and whether others need them.
+        ec_transfer: by digest, where what the encoder made of media comes from.
         preserved_token_ids: special tokens that the text retains for the parsers.
         field_names: our field names -> the client's, for errors of the engine.
         trace_headers: of the parent of the engine's span; {} without tracing.
@@ -190,6 +191,7 @@ class Job:
     priority: int = 0
     cache_salt: str = ""
     kv_transfer: KVTransferParams | None = None
+    ec_transfer: dict[str, ECTransferParams] | None = None
     preserved_token_ids: frozenset[int] = frozenset()
     embeds: list[PromptEmbeds | None] = field(default_factory=list)
     media: list[list[MediaItem]] = field(default_factory=list)
@@ -401,8 +403,8 @@ class Job:
                 kv_max_fraction=self.caller.kv_max_fraction,
                 priority=self.priority,
                 cache_namespace=namespace,
-                prefilled=self.kv_transfer is not None and bool(self.kv_transfer.do_remote_prefill),
-                kv_peer="" if self.kv_transfer is None else self.kv_transfer.address,
+                prefilled=bool(sources := self._sources(media)),
+                kv_peer=next(filter(None, (source.address for source in sources)), ""),
                 adapter=self.model.adapter,
                 token_cap=self._token_cap(prompt, share),
                 trace_headers=self.trace_headers,
@@ -415,6 +417,14 @@ class Job:
                 strict=True,
             )
         )
+
+    def _sources(self, media: Iterable[MediaItem]) -> list[RemoteAddress]:
+        """Where another replica has a prompt's blocks, or outputs of the encoder for it."""
+        sources: list[RemoteAddress] = []
+        if self.kv_transfer is not None and self.kv_transfer.do_remote_prefill:
+            sources.append(self.kv_transfer)
+        encoded = self.ec_transfer or {}
+        return sources + [encoded[name] for item in media if (name := item.digest.hex()) in encoded]
 
     def _token_cap(self, prompt: list[int], share: int | None) -> int | None:
         """Maximum tokens at which the engine ends a prompt's outputs: its share of the reserved

@@ -190,7 +190,24 @@ class StreamOptions(BaseModel):
         return self
 
 
-class KVTransferParams(StrictModel):
+class RemoteAddress(StrictModel):
+    """Where a replica serves what others load; None: in the tier that both share. Only replicas of
+    the model are asked.
+    """
+
+    remote_host: Annotated[str, Field(min_length=1, max_length=255)] | None = None
+    remote_port: Annotated[int, Field(ge=1, le=65535)] | None = None
+
+    @property
+    def address(self) -> str:
+        """tcp://HOST:PORT; "": in a tier."""
+        if self.remote_host is None or self.remote_port is None:
+            return ""
+        host = f"[{self.remote_host}]" if ":" in self.remote_host else self.remote_host
+        return f"tcp://{host}:{self.remote_port}"
+
+
+class KVTransferParams(RemoteAddress):
     """Where a prompt's KV blocks come from. Clients name no blocks: replicas find them by their
     hashes.
 
@@ -198,8 +215,6 @@ class KVTransferParams(StrictModel):
         do_remote_decode: another replica goes on with the prompt; the answer has the
             `kv_transfer_params` of that one's request.
         do_remote_prefill: another replica has just computed the prompt.
-        remote_host, remote_port: where that replica serves the blocks; None: in the tier that both
-            share. Only replicas of the model are asked.
     """
 
     do_remote_decode: bool | None = None
@@ -207,16 +222,26 @@ class KVTransferParams(StrictModel):
     remote_engine_id: None = None
     remote_request_id: None = None
     remote_block_ids: None = None
-    remote_host: Annotated[str, Field(min_length=1, max_length=255)] | None = None
-    remote_port: Annotated[int, Field(ge=1, le=65535)] | None = None
 
-    @property
-    def address(self) -> str:
-        """tcp://HOST:PORT of the replica that serves the blocks; "": they are in a tier."""
-        if self.remote_host is None or self.remote_port is None:
-            return ""
-        host = f"[{self.remote_host}]" if ":" in self.remote_host else self.remote_host
-        return f"tcp://{host}:{self.remote_port}"
+
+class ECTransferParams(RemoteAddress):
+    """Where a replica has what its encoder made of a picture or of sound.
+
+    Attributes:
+        num_encoder_tokens: number of vectors.
+    """
+
+    num_encoder_tokens: Annotated[int, Field(ge=0)] | None = None
+
+
+def _check_one_address(values: dict[str, ECTransferParams]) -> dict[str, ECTransferParams]:
+    if len(addresses := {params.address for params in values.values()}) > 1:
+        raise ValueError(f"must name one replica; got {', '.join(sorted(addresses))}.")
+    return values
+
+
+#: By sha256 of what the encoder reads, as answers have it.
+ECTransfers = Annotated[dict[ShortText, ECTransferParams], AfterValidator(_check_one_address)]
 
 
 class GenerateRequest(FailFastModel):
@@ -235,6 +260,7 @@ class GenerateRequest(FailFastModel):
     metadata: Metadata | None = None
     cache_salt: Annotated[str, Field(min_length=1, max_length=1024)] | None = None
     kv_transfer_params: KVTransferParams | None = None
+    ec_transfer_params: ECTransfers | None = None
     return_token_ids: bool | None = False
     return_tokens_as_token_ids: bool | None = None
 

@@ -58,6 +58,7 @@ FIELDS = {
     "do_remote_prefill": "Load the KV blocks of another replica that has the prompt.",
     "documents": "Documents, as text or objects with text.",
     "early_stopping": "Stop a beam search once `n` outputs are finished.",
+    "ec_transfer_params": "By digest, the replica that has encoded a picture or sound.",
     "echo": "Repeat the prompt, or the last message, before the output.",
     "effort": "How much to think: `none`, `low`, `medium` or `high`.",
     "embed_dtype": "Type of the numbers in encoded vectors.",

@@ -32,8 +32,8 @@ LIVE_STATES = (
 #: A row that no supervisor refreshed for this long belongs to a dead process.
 SEEN_WITHIN_S = 30.0
 CHANGEABLE = frozenset(
-    {"source", "settings", "num_replicas", "num_spares", "num_prefill", "node", "managed"}
-    | {"public", "aliases", "fallbacks", "idle_minutes"}
+    {"source", "settings", "num_replicas", "num_spares", "num_prefill", "num_encode"}
+    | {"node", "managed", "public", "aliases", "fallbacks", "idle_minutes"}
 )
 
 
@@ -54,8 +54,8 @@ def load_model(
     Args:
         source: a folder or a hub id. Optional for a model in the catalogue.
         settings: of `EngineConfig`, without `model` and `served_model_name`. None: unchanged.
-        columns: `num_replicas`, `num_spares`, `num_prefill`, `node`, `managed`, `public`,
-            `aliases`, `fallbacks`, `idle_minutes`.
+        columns: `num_replicas`, `num_spares`, `num_prefill`, `num_encode`, `node`, `managed`,
+            `public`, `aliases`, `fallbacks`, `idle_minutes`.
     Raises: `PermissionDenied`, `InvalidRequest` with `param`, `Conflict`.
     """
     actor = to_actor(actor)

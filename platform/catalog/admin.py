@@ -27,8 +27,17 @@ class ServedModelAdmin(ActionsAdmin):
     list_filter = ("desired_state", "public", "managed")
     search_fields = ("name", "source")
     fields = (
-        *("name", "source", "num_replicas", "num_spares", "num_prefill", "idle_minutes", "node"),
-        *("managed", "public", "tenants", "aliases", "fallbacks", "settings"),
+        *("name", "source", "num_replicas", "num_spares", "num_prefill", "num_encode"),
+        *(
+            "idle_minutes",
+            "node",
+            "managed",
+            "public",
+            "tenants",
+            "aliases",
+            "fallbacks",
+            "settings",
+        ),
         *("desired_state", "max_model_len", "created_at", "changed_at"),
     )
     inlines = (ReplicaInline,)

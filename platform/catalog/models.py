@@ -9,7 +9,14 @@ from django_prometheus.models import ExportModelOperationsMixin
 
 from catalog.engine_settings import validate_engine_settings
 from engine.contract.errors import ConfigError
-from engine.contract.kv_transfer_config import KV_CONSUMER, KV_PRODUCER, NATIVE
+from engine.contract.kv_transfer_config import (
+    EC_CONSUMER,
+    EC_PRODUCER,
+    KV_BOTH,
+    KV_CONSUMER,
+    KV_PRODUCER,
+    NATIVE,
+)
 from tenants.models import Tenant
 
 #: Set from the row's columns or by the supervisor, never in `settings`.
@@ -88,6 +95,11 @@ class ServedModel(ExportModelOperationsMixin("servedmodel"), models.Model):  # t
         validators=[MaxValueValidator(63)],
         help_text="Of the replicas, those that only compute prompts for the others.",
     )
+    num_encode = models.PositiveSmallIntegerField(
+        default=0,
+        validators=[MaxValueValidator(63)],
+        help_text="Of the replicas, those that only encode pictures and sound for the others.",
+    )
     node = models.CharField(
         max_length=200, blank=True, help_text="Host whose supervisor runs it. Empty: every node."
     )
@@ -122,27 +134,30 @@ class ServedModel(ExportModelOperationsMixin("servedmodel"), models.Model):  # t
         except ValidationError as error:
             raise ValidationError({"settings": error.messages}) from error
         if self.num_prefill:
-            self._check_num_prefill()
+            self._check_stage("num_prefill", "kv_transfer_config", "kv_role")
+        if self.num_encode:
+            self._check_stage("num_encode", "ec_transfer_config", "ec_role")
 
-    def _check_num_prefill(self) -> None:
-        """Raise ValidationError unless the replicas can transfer prompts."""
-        if self.num_prefill >= self.num_replicas:
+    def _check_stage(self, column: str, setting: str, role: str) -> None:
+        """Raise ValidationError unless replicas can work for others, which gives them roles."""
+        num_working = self.num_prefill + self.num_encode
+        if num_working >= self.num_replicas:
             raise ValidationError(
                 {
-                    "num_prefill": f"Must be less than the number of replicas, "
-                    f"{self.num_replicas}; got {self.num_prefill}."
+                    column: f"With it {num_working} replicas work for others, which must be fewer "
+                    f"than all, {self.num_replicas}."
                 }
             )
         if self.settings.get("kv_offloading_backend", NATIVE) == NATIVE:
             raise ValidationError(
                 {
-                    "num_prefill": "Needs a kv_offloading_backend, the folder or URL that the "
+                    column: "Needs a kv_offloading_backend, the folder or URL that the "
                     "replicas share, and a kv_offloading_size."
                 }
             )
-        if "kv_role" in (self.settings.get("kv_transfer_config") or {}):
+        if role in (self.settings.get(setting) or {}):
             raise ValidationError(
-                {"num_prefill": "Remove kv_role from kv_transfer_config: replicas get their own."}
+                {column: f"Remove {role} from {setting}: replicas get their own."}
             )
 
     def _check_aliases(self) -> None:
@@ -183,12 +198,20 @@ class ServedModel(ExportModelOperationsMixin("servedmodel"), models.Model):  # t
         return {**self.settings, "model": self.source, "served_model_name": self.name}
 
     def replica_settings(self, index: int) -> dict[str, Any]:
-        """The same for one of its replicas, the first `num_prefill` of which compute prompts."""
+        """The same for one of its replicas. The first `num_prefill` compute prompts, the next
+        `num_encode` encode.
+        """
         settings = self.engine_settings
+        encodes = 0 <= index - self.num_prefill < self.num_encode
         if self.num_prefill:
-            role = KV_PRODUCER if index < self.num_prefill else KV_CONSUMER
+            role = KV_BOTH if encodes else KV_CONSUMER
+            role = KV_PRODUCER if index < self.num_prefill else role
             config = settings.get("kv_transfer_config") or {}
             settings["kv_transfer_config"] = {**config, "kv_role": role}
+        if self.num_encode:
+            role = EC_PRODUCER if encodes else EC_CONSUMER
+            config = settings.get("ec_transfer_config") or {}
+            settings["ec_transfer_config"] = {**config, "ec_role": role}
         return settings
 
 

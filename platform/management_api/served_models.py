@@ -29,8 +29,8 @@ from tenants.access import access_tenant, require_operator
 from tenants.models import Tenant
 
 COLUMNS = (
-    *("num_replicas", "num_spares", "num_prefill", "node", "managed", "public", "aliases"),
-    *("fallbacks", "idle_minutes"),
+    *("num_replicas", "num_spares", "num_prefill", "num_encode", "node", "managed"),
+    *("public", "aliases", "fallbacks", "idle_minutes"),
 )
 
 

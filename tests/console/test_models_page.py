@@ -44,7 +44,7 @@ def member(name: str, role: str) -> None:
 
 def form(**more: Any) -> dict[str, Any]:
     baseline = {"source": DEMO, "num_replicas": "1", "num_spares": "0", "idle_minutes": "0"}
-    baseline["num_prefill"] = "0"
+    baseline["num_prefill"] = baseline["num_encode"] = "0"
     return {**baseline, "public": "on", "managed": "on", **more}
 
 

@@ -71,6 +71,7 @@ async def test_a_whole_answer_has_openais_shape(gateway: Gateway, tokenizer: Tok
         "prompt_logprobs": None,
         "prompt_token_ids": None,
         "kv_transfer_params": None,
+        "ec_transfer_params": None,
     }
     assert int(reply.headers["content-length"]) == len(reply.body)
     assert reply.headers["content-type"] == "application/json"

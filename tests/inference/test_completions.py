@@ -49,6 +49,7 @@ async def test_a_whole_answer_has_openais_shape(gateway: Gateway, tokenizer: Tok
         ],
         "service_tier": None,
         "kv_transfer_params": None,
+        "ec_transfer_params": None,
         "usage": {
             "prompt_tokens": prompt,
             "completion_tokens": completion,

@@ -23,10 +23,14 @@ from engine.contract.engine_config import EngineConfig
 from engine.contract.messages import EngineRequest, ReplicaEvent
 from engine.contract.sampling_params import SamplingParams
 from engine.core.engine_core import EngineCore
-from inference.engine_client.client import EngineClient
+from inference.engine_client.client import EngineClient, get_engine_client
 from inference.engine_client.flight import Submission
+from tests.e2e.test_images import NUM_TOKENS as NUM_SEEING_TOKENS
+from tests.e2e.test_images import chat_parts
 from tests.engine.models import VOCAB, make_model
+from tests.engine.multimodal.models import IMAGE_TOKEN, expected, llava, picture
 from tests.engine.replica import replica
+from tests.inference.conftest import Gateway
 
 MODEL, PROMPT_TOKENS, NUM_TOKENS = "tiny", 200, 300
 #: In whole blocks of 16 tokens, but for at least one token that whoever answers computes.
@@ -166,6 +170,14 @@ async def test_an_answer_is_the_same_whichever_side_is_killed(
         assert await cluster.read(submission) == expected[1]
         assert submission.replica_id.startswith("d")
         await cluster.until_loaded(LOADED_TOKENS)
+        # Their heartbeats tell which prompts they needn't compute.
+        key = submission.flights[0].request.prefix_key
+        holders = {
+            entry.heartbeat.replica_id
+            for entry in cluster.client.fleet
+            if key in entry.heartbeat.cached_prefixes
+        }
+        assert holders - {"p"} == {submission.replica_id}
 
         stopped = cluster.processes["p"].pid
         os.kill(stopped, signal.SIGSTOP)
@@ -181,6 +193,58 @@ async def test_an_answer_is_the_same_whichever_side_is_killed(
         # On a busy machine it may have been at the end by then.
         tokens += await cluster.read(submission, NUM_TOKENS - len(tokens))
         assert tokens == expected[3]
+
+
+@pytest.mark.slow
+async def test_a_picture_is_encoded_in_one_process_and_its_chat_answered_in_another(
+    gateway: Gateway, tmp_path: Path
+) -> None:
+    model, processor = llava(tmp_path)
+    image = picture(1, 60, 40)
+    prompt = f"<|im_start|>user\n{IMAGE_TOKEN}What?<|im_end|>\n<|im_start|>assistant\n"
+    token_ids = expected(model, processor, prompt, [image], NUM_SEEING_TOKENS)
+    flags = (
+        *("--served-model-name", "fake", "--dtype", "float32"),
+        *("--kv-offloading-size", "0.01", "--kv-offloading-backend", PEER),
+    )
+    with ExitStack() as stack:
+        for replica_id in ("ec_producer", "ec_both"):
+            role = ("--ec-transfer-config", f'{{"ec_role": "{replica_id}"}}')
+            process = replica(
+                gateway.redis_url, gateway.prefix, tmp_path, *flags, *role, replica_id=replica_id
+            )
+            stack.enter_context(process)
+        fleet = get_engine_client().fleet
+        deadline = time.monotonic() + 120
+        while [entry.ready for entry in fleet] != [True, True]:
+            assert time.monotonic() < deadline
+            await gateway.refresh()
+            await asyncio.sleep(0.1)
+        body = {
+            "model": "fake",
+            "messages": [{"role": "user", "content": chat_parts([image, "What?"])}],
+            "max_tokens": NUM_SEEING_TOKENS,
+            "temperature": 0,
+            "ignore_eos": True,
+        }
+        first = (await gateway.client.post("/v1/chat/completions", body)).json()
+        # A proxy of its own passes on where the picture's vectors are.
+        [(_, remote)] = first["ec_transfer_params"].items()
+        assert (remote["num_encoder_tokens"], remote["remote_host"]) == (16, "127.0.0.1")
+        body["ec_transfer_params"] = first["ec_transfer_params"]
+        second = (await gateway.client.post("/v1/chat/completions", body)).json()
+        text = processor.tokenizer.decode(token_ids, skip_special_tokens=True)
+        for answer in (first, second):
+            assert answer["choices"][0]["message"]["content"] == text
+        finished = {"ec_producer": 0, "ec_both": 0}
+        while sum(finished.values()) < 3:
+            assert time.monotonic() < deadline
+            await gateway.refresh()
+            for entry in fleet:
+                totals = entry.heartbeat.stats.requests_finished_total
+                finished[entry.heartbeat.replica_id] = sum(totals.values())
+            await asyncio.sleep(0.1)
+    assert finished == {"ec_producer": 1, "ec_both": 2}
 
 
 @pytest.mark.slow

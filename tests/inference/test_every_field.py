@@ -92,6 +92,10 @@ BOTH: dict[str, tuple[Any, Effect]] = {
         {"do_remote_prefill": True},
         lambda request, reply: request.prefilled,
     ),
+    "ec_transfer_params": (
+        {"d" * 64: {"remote_host": "10.0.0.1", "remote_port": 1}},
+        lambda request, reply: not request.prefilled,  # the prompt has no such picture
+    ),
     "return_token_ids": (True, lambda request, reply: "token_ids" in reply.json()["choices"][0]),
     "response_format": ({"type": "json_object"}, formed("json_object", True)),
     "structured_outputs": ({"regex": "a"}, formed("regex", "a")),
@@ -164,6 +168,7 @@ parallel_tool_calls functions function_call add_generation_prompt continue_final
 documents add_special_tokens chat_template chat_template_kwargs reasoning_effort
 include_reasoning thinking_token_budget use_beam_search length_penalty early_stopping
 logits_processors prompt_embeds mm_processor_kwargs media_io_kwargs kv_transfer_params
+ec_transfer_params
 modalities audio prediction web_search_options verbosity moderation
 """
 NAMESPACE: list[str] = []

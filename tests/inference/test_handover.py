@@ -217,6 +217,34 @@ async def test_a_picture_is_encoded_once_for_all_prompts_of_a_tenant(
     assert namespaces == (["a", "b"] * 2 if address else ["a", "b"])
 
 
+async def test_a_prompt_is_computed_on_a_prefill_replica_once_its_media_are_encoded(
+    gateway: Gateway,
+) -> None:
+    other = "tcp://10.0.0.2:5600"
+    roles = {
+        "encode": handover("kv_both", ec_role="ec_producer", address=ADDRESS),
+        "prefill": handover("kv_producer", ec_role="ec_consumer", address=other),
+        "answer": handover("kv_consumer", ec_role="ec_consumer"),
+    }
+    async with AsyncExitStack() as stack:
+        fakes = [
+            await stack.enter_async_context(gateway.fake(replica_id=name, kv_handover=role))
+            for name, role in roles.items()
+        ]
+        await gateway.refresh()
+        tokens = await tokens_of(submit_picture(gateway))
+        assert await tokens_of(submit_picture(gateway)) == tokens
+    received = [fake.received for fake in fakes]
+    assert [len(requests) for requests in received] == [1, 1, 2]
+    first = [requests[0] for requests in received]
+    assert [len(request.prompt_token_ids) for request in first] == [7, 20, 20]
+    assert [(request.prefilled, request.kv_peer) for request in first] == [
+        (False, ""),
+        (True, ADDRESS),
+        (True, other),
+    ]
+
+
 async def test_media_whose_encoding_replica_dies_are_encoded_where_the_answer_is(
     gateway: Gateway,
 ) -> None:
@@ -313,6 +341,18 @@ async def test_a_client_that_plans_the_hand_over_itself_passes_kv_transfer_param
     assert baseline_payload["kv_transfer_params"] is second.json()["kv_transfer_params"] is None
     assert params["do_remote_prefill"] is True
     assert [request.prefilled for request in replica.received] == [False, False, True]
+
+
+async def test_encoder_outputs_of_two_replicas_are_refused_by_name(gateway: Gateway) -> None:
+    remote = {"remote_host": "10.0.0.1", "remote_port": 5600}
+    async with gateway.serving(gateway.fake()):
+        for params, param in (
+            ({"a": remote, "b": remote | {"remote_port": 5601}}, "ec_transfer_params"),
+            ({"a": remote | {"remote_port": 0}}, "ec_transfer_params.a.remote_port"),
+            ({"a": {"peer": "b"}}, "ec_transfer_params.a.peer"),
+        ):
+            answer = await gateway.client.chat(ec_transfer_params=params)
+            assert (answer.status, answer.json()["error"]["param"]) == (400, param)
 
 
 async def test_without_a_shared_tier_nothing_is_handed_over(gateway: Gateway) -> None:

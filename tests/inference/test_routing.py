@@ -7,17 +7,29 @@ import random
 import time
 from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
 from engine.contract import messages as protocol
+from engine.contract.engine_config import EngineConfig
 from engine.contract.message_version import MESSAGE_VERSION
-from engine.contract.messages import EngineStats, Heartbeat, ModelInfo
+from engine.contract.messages import EngineRequest, EngineStats, Heartbeat, ModelInfo
+from engine.contract.sampling_params import SamplingParams
+from engine.core.engine_core import EngineCore
 from inference.engine_client.fleet import Fleet, Replica, choose_replica, prefix_key
+from tests.engine.models import make_model
 from tests.inference.conftest import Gateway
 
 
-def replica(name: str, *, running: int = 0, state: str = "ready", stalled: float = 0.0) -> Replica:
+def replica(
+    name: str,
+    *,
+    running: int = 0,
+    state: str = "ready",
+    stalled: float = 0.0,
+    cached_prefixes: frozenset[bytes] = frozenset(),
+) -> Replica:
     info = ModelInfo(name="m", path="", max_model_len=10, vocab_size=10, dtype="float32")
     beat = Heartbeat(
         replica_id=name,
@@ -27,6 +39,7 @@ def replica(name: str, *, running: int = 0, state: str = "ready", stalled: float
         at=1000.0,
         progress_at=1000.0 - stalled,
         stats=EngineStats(num_requests_running=running),
+        cached_prefixes=cached_prefixes,
     )
     return Replica(beat, 0.0)
 
@@ -68,6 +81,42 @@ def test_a_busy_home_gives_way_to_an_idler_replica() -> None:
     busy = [replica(home, running=9), replica(other)]
     assert chosen(busy, key) == other
     assert chosen([replica(home, running=8), replica(other)], key) == home
+
+
+def test_a_replica_that_has_a_prefix_in_its_own_memory_gets_it_while_it_isnt_busier(
+    tmp_path: Path,
+) -> None:
+    folder = make_model("llama", tmp_path)
+    token_ids = list(range(3, 73))
+    key = prefix_key(token_ids, "")
+    settings = {"num_gpu_blocks_override": 16, "max_model_len": 128, "kv_offloading_size": 0.01}
+    core = EngineCore(EngineConfig(model=str(folder), **settings))
+    home = chosen([replica("a"), replica("b")], key)
+    holder = "b" if home == "a" else "a"
+
+    def chosen_now(running: int = 0) -> str:
+        prefixes = core.cached_prefixes.keys()
+        return chosen(
+            [replica(home), replica(holder, running=running, cached_prefixes=prefixes)], key
+        )
+
+    request = EngineRequest(
+        request_id="r",
+        gateway_id="",
+        prompt_token_ids=token_ids,
+        prefix_key=key,
+        sampling=SamplingParams(temperature=0, max_tokens=2),
+    )
+    core.add_request(request)
+    while core.has_work:
+        core.step()
+    assert chosen_now() == holder
+    # Its KV cache has lost the prompt, its host memory not.
+    assert core.scheduler.kv.reset_prefix_cache()
+    assert chosen_now() == holder
+    assert chosen_now(running=9) == home
+    assert core.reset_prefix_cache()
+    assert chosen_now() == home
 
 
 def test_what_was_just_given_counts_as_load() -> None:

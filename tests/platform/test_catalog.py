@@ -144,6 +144,11 @@ def test_loading_writes_the_wish_and_an_audit_row(folder: str) -> None:
             {"name": "m", "source": "org/model", "num_prefill": 1, "num_replicas": 2},
             "num_prefill",
         ),
+        ({"name": "m", "source": "org/model", "num_encode": 1} | SHARED_TIER, "num_encode"),
+        (
+            {"name": "m", "source": "org/model", "num_encode": 1, "num_replicas": 2},
+            "num_encode",
+        ),
     ],
 )
 def test_bad_loads_are_refused_by_their_field(values: dict[str, Any], param: str) -> None:
@@ -168,6 +173,31 @@ def test_the_first_replicas_compute_prompts_for_the_others(folder: str) -> None:
     assert caught.value.param == "num_prefill"
     model = actions.update_model(actor=SYSTEM_ACTOR, model=model, num_prefill=0)
     assert "kv_transfer_config" not in model.replica_settings(0)
+
+
+@database
+@pytest.mark.django_db
+def test_replicas_after_those_encode_for_the_others(folder: str) -> None:
+    model = actions.load_model(
+        actor=SYSTEM_ACTOR, name="m", source=folder, num_replicas=2, num_encode=1, **SHARED_TIER
+    )
+    configs = [model.replica_settings(index) for index in range(2)]
+    roles = [settings["ec_transfer_config"] for settings in configs]
+    assert roles == [{"ec_role": "ec_producer"}, {"ec_role": "ec_consumer"}]
+    assert all("kv_transfer_config" not in settings for settings in configs)
+    with pytest.raises(InvalidRequest, match="2 replicas") as caught:
+        actions.update_model(actor=SYSTEM_ACTOR, model=model, num_prefill=1)
+    assert caught.value.param == "num_prefill"
+    model = actions.update_model(actor=SYSTEM_ACTOR, model=model, num_replicas=4, num_prefill=1)
+    configs = [model.replica_settings(index) for index in range(4)]
+    kv_roles = [settings["kv_transfer_config"]["kv_role"] for settings in configs]
+    assert kv_roles == ["kv_producer", "kv_both", "kv_consumer", "kv_consumer"]
+    ec_roles = [settings["ec_transfer_config"]["ec_role"] for settings in configs]
+    assert ec_roles == ["ec_consumer", "ec_producer", "ec_consumer", "ec_consumer"]
+    settings = {**SHARED_TIER["settings"], "ec_transfer_config": {"ec_role": "ec_both"}}
+    with pytest.raises(InvalidRequest, match="ec_role") as caught:
+        actions.update_model(actor=SYSTEM_ACTOR, model=model, settings=settings)
+    assert caught.value.param == "num_encode"
 
 
 @database

@@ -15,7 +15,7 @@ include_stop_str_in_output truncate_prompt_tokens priority service_tier metadata
 return_token_ids return_tokens_as_token_ids response_format structured_outputs guided_json
 guided_regex guided_choice guided_grammar guided_json_object guided_decoding_backend
 guided_whitespace_pattern add_special_tokens use_beam_search length_penalty early_stopping
-logits_processors kv_transfer_params vllm_xargs
+logits_processors kv_transfer_params ec_transfer_params vllm_xargs
 """
 CHAT = """
 messages max_completion_tokens top_logprobs store tools tool_choice parallel_tool_calls functions

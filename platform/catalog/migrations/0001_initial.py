@@ -107,6 +107,14 @@ class Migration(migrations.Migration):
                     ),
                 ),
                 (
+                    "num_encode",
+                    models.PositiveSmallIntegerField(
+                        default=0,
+                        help_text="Of the replicas, those that only encode pictures and sound for the others.",
+                        validators=[django.core.validators.MaxValueValidator(63)],
+                    ),
+                ),
+                (
                     "node",
                     models.CharField(
                         blank=True,

@@ -308,7 +308,8 @@ def ensure_model(
 
     Args:
         source, names: `--model` and `--served-model-name`; further names become aliases.
-        columns: `num_replicas`, `num_spares`, `num_prefill`; None keeps the current value.
+        columns: `num_replicas`, `num_spares`, `num_prefill`, `num_encode`; None keeps the
+            current value.
         engine: other engine settings from the command line; they replace the model's settings.
     Raises: `QuireError`s of the catalogue; `ModelLoadError` when the demo model is missing.
     """

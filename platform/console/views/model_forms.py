@@ -328,6 +328,12 @@ NUMBERS = (
         63,
     ),
     (
+        "num_encode",
+        "Encode replicas",
+        "Of the replicas, those that only encode pictures and sound for the others, likewise.",
+        63,
+    ),
+    (
         "idle_minutes",
         "Unload after minutes without requests",
         "The next request loads it again. 0: never.",

@@ -52,6 +52,13 @@ class Command(QuireCommand):
             help="of the replicas, those that only compute prompts for the others, by the KV tier "
             "that they share (default: 0)",
         )
+        parser.add_argument(
+            "--encode-replicas",
+            type=int,
+            metavar="N",
+            help="of the replicas, those that only encode pictures and sound for the others, by "
+            "the KV tier that they share (default: 0)",
+        )
         parser.add_argument("--node", metavar="HOST", help="run the replicas only on this host")
         parser.add_argument(
             "--tenant",
@@ -98,6 +105,7 @@ class Command(QuireCommand):
                 num_replicas=options["replicas"],
                 num_spares=options["spares"],
                 num_prefill=options["prefill_replicas"],
+                num_encode=options["encode_replicas"],
                 node=options["node"],
                 aliases=options["alias"],
                 fallbacks=options["fallback"],

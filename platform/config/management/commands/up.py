@@ -116,6 +116,13 @@ class Command(QuireCommand):
             "KV tier that they share (default: 0)",
         )
         parser.add_argument(
+            "--encode-replicas",
+            type=int,
+            metavar="N",
+            help="of the engine processes, those that only encode pictures and sound for the "
+            "others, by the KV tier that they share (default: 0)",
+        )
+        parser.add_argument(
             "--no-worker",
             action="store_true",
             help="start no worker: batches, background responses, mails and webhooks wait",
@@ -204,6 +211,7 @@ class Command(QuireCommand):
             num_replicas=options["replicas"],
             num_spares=options["spares"],
             num_prefill=options["prefill_replicas"],
+            num_encode=options["encode_replicas"],
         )
         model = startup_model.model
         modules = ensure_adapters(model, options["lora_modules"])
