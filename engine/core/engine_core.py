@@ -324,6 +324,8 @@ class EngineCore:
         """
         request = self.requests.get(request_id)
         if request is None:
+            if self.scheduler.kv_connector is not None:
+                self.scheduler.kv_connector.stop_following(request_id)
             return []
         deltas: list[TokenDelta] = []
         for sequence in request.sequences:

@@ -46,6 +46,9 @@ class RequestView(Protocol):
     def seq_id(self) -> int: ...
 
     @property
+    def request_id(self) -> str: ...
+
+    @property
     def token_ids(self) -> list[int]: ...
 
     @property
@@ -163,6 +166,9 @@ class KVConnectorBase(ABC):
         """A prefill replica computes the prompt of a request that comes later: read the blocks
         after its first tokens as they are computed. Not in vLLM.
         """
+
+    def stop_following(self, request_id: str) -> None:  # noqa: B027
+        """A request that `follow_prefill` named isn't computed any more. Not in vLLM."""
 
     def load_encoder_states(self, request: RequestView, block_ids: list[list[int]]) -> bool:
         """For a request that starts without encoder states in the KV cache: whether they are

@@ -71,6 +71,8 @@ class BlockBuffers:
             for of_group in tensors
         ]
         self._sizes = [[view.shape[1] for view in views] for views in self._views]
+        #: Payloads of a GPU are in pinned memory: others are copied through a pinned buffer.
+        self._pins = any(tensor.is_cuda for layer in layers for tensor in layer)
         sizes = [sum(of_group) for of_group in self._sizes]
         attending = [
             size
@@ -103,7 +105,10 @@ class BlockBuffers:
         parts = [view[block_id].to(views[0].device) for view in views]
         if padding:
             parts.append(views[0].new_zeros(padding))
-        block: np.ndarray = torch.cat(parts).cpu().numpy()
+        joined = torch.cat(parts)
+        if self._pins:
+            joined = torch.empty(joined.shape, dtype=torch.uint8, pin_memory=True).copy_(joined)
+        block: np.ndarray = joined.cpu().numpy()
         if num_payloads == 1:
             return [block]
         # Copies, because each is evicted by itself.

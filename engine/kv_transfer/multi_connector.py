@@ -72,6 +72,10 @@ class MultiConnector(KVConnectorBase):
         for connector in self.connectors:
             connector.follow_prefill(request, num_computed_tokens)
 
+    def stop_following(self, request_id: str) -> None:
+        for connector in self.connectors:
+            connector.stop_following(request_id)
+
     def load_encoder_states(self, request: RequestView, block_ids: list[list[int]]) -> bool:
         return any(
             connector.load_encoder_states(request, block_ids) for connector in self.connectors

@@ -183,6 +183,10 @@ class OffloadingConnector(KVConnectorBase):
         if self._read_ahead is not None and self._loads_storage:
             self._read_ahead.follow(request, num_computed_tokens, self._keys)
 
+    def stop_following(self, request_id: str) -> None:
+        if self.storage is not None:
+            self.storage.stop_following(request_id)
+
     def _find(self, request: RequestView, num_computed: int, num_swapped: int) -> _Match:
         """The longest run of blocks after a sequence's first `num_computed` tokens."""
         size, token_ids = self._block_size, request.token_ids

@@ -13,7 +13,7 @@ import socket
 import struct
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from urllib.parse import urlsplit
 
@@ -110,11 +110,11 @@ class PeerTier(StorageTier):
             self._count_error(source, error)
 
     def follow_sequence(
-        self, keys: Sequence[bytes], namespace: str, source: str
+        self, keys: Sequence[bytes], namespace: str, source: str, is_computed: Callable[[], bool]
     ) -> Iterator[Payload]:
         keys, last_at = keys[:MAX_KEYS], time.monotonic()
         try:
-            while keys and not self._is_closed:
+            while keys and is_computed():
                 num_read = 0
                 for payload in self._read_from(source, keys, namespace):
                     num_read += 1
@@ -123,7 +123,7 @@ class PeerTier(StorageTier):
                 if num_read:
                     last_at = now
                 elif now - last_at > READ_TIMEOUT_S:
-                    return  # it was aborted, or is far behind others
+                    return  # it is far behind others
                 time.sleep(_FOLLOW_INTERVAL_S)
         except (OSError, UnusableBlock) as error:
             self._count_error(source, error)

@@ -77,7 +77,9 @@ class ReadAhead:
             return
         blocks = keys.blocks_of(request, first * size, end * size)
         missing = [key for block in blocks for key in block.keys if key not in self._host]
-        self._storage.follow(missing, request.tenant, request.cache_namespace, request.kv_peer)
+        self._storage.follow(
+            request.request_id, missing, request.tenant, request.cache_namespace, request.kv_peer
+        )
 
     def _start_longest_hit(
         self, request: RequestView, first: int, end: int, keys: BlockKeys

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, cast
 
 import redis
 
@@ -18,8 +18,6 @@ _SECRET = _PREFIX + b"secret"
 #: Sorted set of a tenant's records by their last use in Redis's own time, with its tag after it; a
 #: member is the key and then the record's length.
 _INDEX = _PREFIX + b"index:"
-#: The same for all records of releases that didn't tell tenants apart; they are evicted first.
-_OLD_INDEX = _PREFIX + b"index"
 #: Sorted set of the tenants' tags by their bytes.
 _OWNERS = _PREFIX + b"owners"
 _USED_BYTES = _PREFIX + b"bytes"
@@ -27,10 +25,10 @@ _USED_BYTES = _PREFIX + b"bytes"
 _KEY_BYTES = 32
 #: A tenant's tag ends a record's header.
 _OWNER = slice(HEADER.size - OWNER_BYTES, HEADER.size)
-#: Records whose names are read at once to remove them.
-_NUM_CLEARED = 1000
+#: Last of the records whose names are read at once to remove them.
+_NUM_CLEARED = 999
 
-#: KEYS: index, used bytes, record, owners, old index. ARGV: member, record, capacity, prefix,
+#: KEYS: index, used bytes, record, owners. ARGV: member, record, capacity, prefix,
 #: owner, prefix of indices.
 _SET = """
 local used = tonumber(redis.call('GET', KEYS[2]) or '0')
@@ -38,20 +36,15 @@ if not redis.call('ZSCORE', KEYS[1], ARGV[1]) then
   used = used + #ARGV[2]
   redis.call('ZINCRBY', KEYS[4], #ARGV[2], ARGV[5])
   while used > tonumber(ARGV[3]) do
-    local oldest = redis.call('ZPOPMIN', KEYS[5])
+    local largest = redis.call('ZREVRANGE', KEYS[4], 0, 1)
+    local owner = largest[1]
+    if owner == ARGV[5] and redis.call('EXISTS', KEYS[1]) == 0 then owner = largest[2] end
+    if not owner then used = #ARGV[2]; break end
+    local oldest = redis.call('ZPOPMIN', ARGV[6] .. owner)
     if #oldest == 0 then
-      local largest = redis.call('ZREVRANGE', KEYS[4], 0, 1)
-      local owner = largest[1]
-      if owner == ARGV[5] and redis.call('EXISTS', KEYS[1]) == 0 then owner = largest[2] end
-      if not owner then used = #ARGV[2]; break end
-      oldest = redis.call('ZPOPMIN', ARGV[6] .. owner)
-      if #oldest == 0 then
-        redis.call('ZREM', KEYS[4], owner)
-      else
-        redis.call('ZINCRBY', KEYS[4], -string.sub(oldest[1], 33), owner)
-      end
-    end
-    if #oldest > 0 then
+      redis.call('ZREM', KEYS[4], owner)
+    else
+      redis.call('ZINCRBY', KEYS[4], -string.sub(oldest[1], 33), owner)
       redis.call('DEL', ARGV[4] .. string.sub(oldest[1], 1, 32))
       used = used - tonumber(string.sub(oldest[1], 33))
     end
@@ -115,7 +108,7 @@ class RedisStore(RemoteStore):
     def set(self, key: bytes, owner: bytes, record: bytes) -> None:
         with _store_errors():
             arguments: list[Any] = [self._member(key), record, self._capacity, _PREFIX, owner]
-            keys = [_INDEX + owner, _USED_BYTES, _PREFIX + key, _OWNERS, _OLD_INDEX]
+            keys = [_INDEX + owner, _USED_BYTES, _PREFIX + key, _OWNERS]
             self._set(keys, [*arguments, _INDEX])
 
     def delete(self, key: bytes, owner: bytes) -> None:
@@ -126,8 +119,8 @@ class RedisStore(RemoteStore):
 
     def records(self) -> Iterator[tuple[bytes, bytes]]:
         with _store_errors():
-            for index, _ in self._indices():
-                for member, _ in self._client.zscan_iter(index):
+            for owner in self._owners():
+                for member, _ in self._client.zscan_iter(_INDEX + owner):
                     record: Any = self._client.get(_PREFIX + member[:_KEY_BYTES])
                     if record is not None:  # evicted meanwhile
                         yield member[:_KEY_BYTES], record
@@ -135,21 +128,19 @@ class RedisStore(RemoteStore):
     def clear(self) -> int:
         num_removed = 0
         with _store_errors():
-            for index, owner in self._indices():
-                while True:
-                    members: list[Any] = self._client.zrange(index, 0, _NUM_CLEARED - 1)
-                    if not members:
-                        break
+            for owner in self._owners():
+                index = _INDEX + owner
+                while members := cast("list[bytes]", self._client.zrange(index, 0, _NUM_CLEARED)):
                     for member in members:
                         name, length = _PREFIX + member[:_KEY_BYTES], member[_KEY_BYTES:]
                         self._delete([index, _USED_BYTES, name, _OWNERS], [member, length, owner])
                     num_removed += len(members)
         return num_removed
 
-    def _indices(self) -> list[tuple[bytes, bytes]]:
-        """(index, owner) of all owners; of the old index the owner is b""."""
+    def _owners(self) -> list[bytes]:
+        """The tags of all tenants with records."""
         owners: Any = self._client.zrange(_OWNERS, 0, -1)
-        return [(_OLD_INDEX, b""), *((_INDEX + owner, owner) for owner in owners)]
+        return list(owners)
 
     def get_secret(self, new_secret: bytes) -> bytes:
         with _store_errors():

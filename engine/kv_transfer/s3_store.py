@@ -20,8 +20,7 @@ from engine.contract.errors import ConfigError
 from engine.kv_transfer.remote_tier import TIMEOUT_S, RemoteStore, StoreError
 
 #: A bucket may hold other things, which are never deleted.
-#: Releases before the owner's was part of it wrote names without.
-_RECORD_NAME = re.compile(r"(?:([0-9a-f]{8})/)?([0-9a-f]{64})\.kv")
+_RECORD_NAME = re.compile(r"([0-9a-f]{8})/([0-9a-f]{64})\.kv")
 _SECRET = "secret"
 #: The bucket is listed, and the oldest records are deleted, whenever a 32nd of the capacity was
 #: written; so much is kept free.
@@ -31,7 +30,7 @@ _MAX_DELETED = 1000
 
 
 class _Listed(NamedTuple):
-    """A record in a bucket's list. `owner`: hexadecimal; "": unknown."""
+    """A record in a bucket's list. `owner`: hexadecimal."""
 
     written_at: datetime
     name: str
@@ -170,7 +169,7 @@ class S3Store(RemoteStore):
             for entry in page.get("Contents", ()):
                 name = entry["Key"]
                 if match := _RECORD_NAME.fullmatch(name.removeprefix(self._prefix)):
-                    owner, key = match[1] or "", bytes.fromhex(match[2])
+                    owner, key = match[1], bytes.fromhex(match[2])
                     yield _Listed(entry["LastModified"], name, owner, key, entry["Size"])
 
     def _delete_objects(self, names: Sequence[str]) -> None:
@@ -192,8 +191,7 @@ class S3Store(RemoteStore):
             limit = self._capacity - max(num_bytes, self._capacity // _NUM_PARTS)
             names: list[str] = []
             while used > limit:
-                # No reader asks for those that have no owner.
-                owner = "" if owned.get("") else owner_bytes.most_common(1)[0][0]
+                owner = owner_bytes.most_common(1)[0][0]
                 oldest = owned[owner].pop()
                 owner_bytes[owner] -= oldest.size
                 used -= oldest.size

@@ -43,6 +43,8 @@ class StorageQueue:
         self._writer = ThreadPoolExecutor(1, "kv-write")
         self._readers = ThreadPoolExecutor(NUM_READERS, "kv-read")
         self._followers = ThreadPoolExecutor(NUM_READERS, "kv-follow")
+        #: Ids of the requests whose blocks other replicas compute.
+        self._followed: set[str] = set()
         self._lock = threading.Lock()
         self._queued: set[bytes] = set()
         self._queued_bytes = 0
@@ -149,20 +151,32 @@ class StorageQueue:
             with self._lock:
                 del self._reading_since[thread]
 
-    def follow(self, keys: Sequence[bytes], tenant: str, namespace: str, source: str) -> None:
-        """Read a tenant's blocks while another replica computes them."""
-        self._followers.submit(self._follow, keys, tenant, namespace, source).add_done_callback(
-            _log_error
+    def follow(
+        self, request_id: str, keys: Sequence[bytes], tenant: str, namespace: str, source: str
+    ) -> None:
+        """Read the blocks of a tenant's request while another replica computes them."""
+        self._followed.add(request_id)
+        following = self._followers.submit(
+            self._follow, request_id, keys, tenant, namespace, source
         )
+        following.add_done_callback(_log_error)
+        following.add_done_callback(lambda _: self.stop_following(request_id))
 
-    def _follow(self, keys: Sequence[bytes], tenant: str, namespace: str, source: str) -> None:
+    def stop_following(self, request_id: str) -> None:
+        """Don't wait for more blocks of a request."""
+        self._followed.discard(request_id)
+
+    def _follow(
+        self, request_id: str, keys: Sequence[bytes], tenant: str, namespace: str, source: str
+    ) -> None:
+        def is_computed() -> bool:
+            return request_id in self._followed and time.monotonic() < self._closes_at
+
         # If it had to wait for a thread, the request itself may have come and read them.
         keys = [key for key in keys if key not in self._host]
-        payloads = self.tier.follow_sequence(keys, namespace, source)
+        payloads = self.tier.follow_sequence(keys, namespace, source, is_computed)
         for key, payload in zip(keys, payloads, strict=False):
             self._host.put([(key, payload)], tenant)
-            if time.monotonic() > self._closes_at:
-                return
 
     def _read_blocks(
         self, tenant: str, namespace: str, source: str, deadline: float, keys: Sequence[bytes]

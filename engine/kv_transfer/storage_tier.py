@@ -13,7 +13,7 @@ import struct
 import threading
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import ClassVar, NamedTuple, Self
 
 import numpy as np
@@ -190,10 +190,11 @@ class StorageTier(ABC):
             yield payload
 
     def follow_sequence(
-        self, keys: Sequence[bytes], namespace: str, source: str
+        self, keys: Sequence[bytes], namespace: str, source: str, is_computed: Callable[[], bool]
     ) -> Iterator[Payload]:
-        """Blocks of a sequence that the replica `source` is computing, in its order, each as soon
-        as it is there; fewer if they take too long. Tiers that replicas share read them later.
+        """Blocks of a sequence that the replica `source` computes while `is_computed`, in its
+        order, each as soon as it is there; fewer if they take too long. Tiers that replicas share
+        read them later.
         """
         yield from ()
 

@@ -95,6 +95,11 @@ class Sequence:
         return self.request.message.prefilled
 
     @property
+    def request_id(self) -> str:
+        """The id of its request."""
+        return self.request.request_id
+
+    @property
     def kv_peer(self) -> str:
         """See `EngineRequest`."""
         return self.request.message.kv_peer

@@ -293,7 +293,8 @@ class EngineClient:
                     request=msgspec.structs.replace(message, kv_peer=flight.kv_peer, media_data={})
                 )
                 # One that is lost costs time alone: the blocks are read once all are computed.
-                self._inbox.post(replica.heartbeat.replica_id, follow, lambda _: None)
+                flight.reader_id = replica.heartbeat.replica_id
+                self._inbox.post(flight.reader_id, follow, lambda _: None)
             replica = prefill
         else:
             peers = {peer.kv_address for peer in of_model}
@@ -374,6 +375,8 @@ class EngineClient:
         replica = self.fleet.get(flight.replica_id)
         if replica is not None:
             replica.submitted -= 1
+        if delta.finish_reason == "error" and flight.reader_id:
+            self.abort(flight.engine_id, flight.reader_id)
         flight.finish_prefill(delta)
         flight.unassign("its prompt is computed")
         self.watchman.replace(flight)
@@ -423,7 +426,7 @@ class EngineClient:
         """End a flight with an error."""
         self._flights.pop(flight.engine_id, None)
         if flight.placed and len(flight.finished) > 1:
-            self.abort(flight.engine_id, flight.replica_id)  # its other outputs
+            self._abort_attempt(flight)  # its other outputs
         flight.finished = [True] * len(flight.finished)
         flight.mailbox.fail(error)
 
@@ -436,7 +439,7 @@ class EngineClient:
         with bound_request(**flight.log_fields):
             logger.info("Request %s moves on: %s.", flight.engine_id, reason)
         if flight.placed:
-            self.abort(flight.engine_id, flight.replica_id)
+            self._abort_attempt(flight)
         flight.unassign(reason)
 
     def abort_all(self, flight: InFlightRequest) -> None:
@@ -444,7 +447,7 @@ class EngineClient:
         if self._flights.pop(flight.engine_id, None) is None or flight.done:
             return
         if flight.placed:
-            self.abort(flight.engine_id, flight.replica_id)
+            self._abort_attempt(flight)
             if not flight.ran:
                 flight.last_heard_at = time.monotonic()
                 flight.abort_future = asyncio.get_running_loop().create_future()
@@ -470,6 +473,11 @@ class EngineClient:
             self._flights.pop(flight.engine_id, None)
             if flight.placed:
                 self._await_records(flight)
+
+    def _abort_attempt(self, flight: InFlightRequest) -> None:
+        """Tell a flight's replica to stop, and the one that reads what it computes."""
+        for replica_id in filter(None, (flight.replica_id, flight.reader_id)):
+            self.abort(flight.engine_id, replica_id)
 
     def abort(
         self, engine_id: str, replica_id: str, index: int | None = None, reason: str = "abort"

@@ -89,6 +89,7 @@ class InFlightRequest:
         prefilled, encoded: it was sent to a replica that does so, which happens only once even if
             that failed.
         kv_peer: the address that serves what the last of these has computed; "" for none.
+        reader_id: the replica that reads what the current attempt computes for it; "" for none.
         num_prefill_cached_tokens: prompt tokens that the prefill replica had cached.
         placement_history: when it was assigned to which replica, or removed from it and why
             (`time.perf_counter`).
@@ -126,6 +127,7 @@ class InFlightRequest:
     prefilled: bool = False
     encoded: bool = False
     kv_peer: str = ""
+    reader_id: str = ""
     num_prefill_cached_tokens: int = 0
     placement_history: list[tuple[float, str, str]] = field(default_factory=list)
     log_fields: dict[str, Any] = field(default_factory=request_fields)
@@ -298,7 +300,7 @@ class InFlightRequest:
         """Remove it from its replica."""
         if self.placed:
             self._hop(reason)
-        self.replica_id = self.incarnation = ""
+        self.replica_id = self.incarnation = self.reader_id = ""
         self.waiting_since = time.monotonic()
 
     def accept(self, delta: TokenDelta) -> TokenChunk | None:

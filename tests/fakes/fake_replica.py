@@ -292,6 +292,7 @@ class FakeReplica:
     def _abort(self, message: AbortRequest) -> None:
         running = self.running.get(message.request_id)
         if running is None:
+            self.followed = [one for one in self.followed if one.request_id != message.request_id]
             return
         self.aborted.append(message.request_id)
         for sequence in running.sequences:

@@ -305,10 +305,11 @@ async def test_an_operator_aborts_a_request_whose_prompt_is_computed(
     assert not consumer.received
 
 
-async def test_a_client_that_leaves_while_its_prompt_is_computed_frees_the_prefill_replica(
+async def test_a_client_that_leaves_while_its_prompt_is_computed_frees_both_replicas(
     gateway: Gateway, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with two(gateway) as (producer, consumer):
+    serving = handover("kv_producer", address=ADDRESS)
+    async with two(gateway, kv_handover=serving) as (producer, consumer):
         proceed, step = asyncio.Event(), producer._step
 
         async def step_later() -> None:
@@ -317,9 +318,9 @@ async def test_a_client_that_leaves_while_its_prompt_is_computed_frees_the_prefi
 
         monkeypatch.setattr(producer, "_step", step_later)
         exchange = start(gateway)
-        await until(lambda: producer.received)
+        await until(lambda: producer.received and consumer.followed)
         exchange.gone.set()
-        await until(lambda: producer.aborted)
+        await until(lambda: producer.aborted and not consumer.followed)
         assert get_engine_client().is_idle()
         proceed.set()
     assert not consumer.received

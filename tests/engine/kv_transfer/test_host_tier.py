@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from typing import Any
 
 import numpy as np
 import pytest
@@ -128,6 +129,26 @@ def test_blocks_are_verified_while_they_are_written_into_the_kv_cache(group: int
         stored = [block for one_key in keys if (block := tier.read(one_key)) is not None]
         assert buffers.write_verified(group, 1, stored) == (damaged is None)
         assert damaged is not None or torch.equal(content, expected)
+
+
+def test_payloads_of_a_gpu_are_in_pinned_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a stand-in for the GPU and for the memory that it pins."""
+    cache, pinned, empty = torch.arange(60, dtype=torch.uint8).view(2, 30), [], torch.empty
+
+    def pin(*args: Any, pin_memory: bool, **kwargs: Any) -> torch.Tensor:
+        assert pin_memory
+        pinned.append(empty(*args, **kwargs))
+        return pinned[-1]
+
+    layout = KVCacheConfig((KVCacheGroupSpec("full", (0,)),), 1)
+    buffers = BlockBuffers({"0": (cache,)}, layout)
+    monkeypatch.setattr(torch, "empty", pin)
+    buffers.read(0, 1)
+    assert not pinned
+    buffers._pins = True
+    [payload] = buffers.read(0, 1)
+    assert payload.tobytes() == bytes(range(30, 60))
+    assert payload.ctypes.data == pinned[0].data_ptr()
 
 
 def test_no_fault_of_host_memory_gives_a_wrong_block() -> None:

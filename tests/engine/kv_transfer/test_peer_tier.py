@@ -382,10 +382,11 @@ def test_a_prefill_replica_that_dies_or_computes_nothing_is_followed_no_longer(
         address = producer.address
         producer.write(keys[0], small(0), "n")
         monkeypatch.setattr(peer_tier, "READ_TIMEOUT_S", 0.1)
-        assert len(list(consumer.follow_sequence(keys, "n", address))) == 1
+        assert len(list(consumer.follow_sequence(keys, "n", address, lambda: True))) == 1
         assert not consumer.failures
         monkeypatch.setattr(peer_tier, "READ_TIMEOUT_S", 60.0)
-        following = consumer.follow_sequence(keys, "n", address)
+        assert len(list(consumer.follow_sequence(keys, "n", address, lambda: False))) == 0
+        following = consumer.follow_sequence(keys, "n", address, lambda: True)
         next(following)
     assert list(following) == []
     assert consumer.failures == {"read_error": 1}

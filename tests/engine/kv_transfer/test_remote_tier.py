@@ -136,13 +136,10 @@ def test_tenants_share_a_redis_equally_in_every_sample(tmp_path: Path) -> None:
 
 
 def test_tenants_share_a_bucket_equally() -> None:
-    """What nobody reads any more goes first; then each is within its share."""
     random_ = random.Random(1)
     with running_s3():
         records = S3Records()
         records.clear()
-        for seed in range(4):
-            records.set(f"some/where/{key(seed).hex()}.kv", bytes(record_bytes(BLOCK)))
         tier = RemoteTier(make_store(records.url, CAPACITY, BLOCK), CAPACITY, BLOCK)
         for seed in range(4):
             assert tier.write(key(seed), small(seed), "n", "quiet")
@@ -157,23 +154,6 @@ def test_tenants_share_a_bucket_equally() -> None:
         assert all(tier.read(key(seed), "n", "quiet") is not None for seed in range(4))
         assert tier.read(key(0), "n", "loud") is None
         assert len(dict(tier._store.records())) == len(records.names())
-        tier.close()
-
-
-def test_what_releases_without_shares_have_stored_is_evicted_first(tmp_path: Path) -> None:
-    with running_store("redis", tmp_path) as records:
-        assert isinstance(records, RedisRecords)
-        size = record_bytes(BLOCK)
-        for seed in range(20):
-            records.client.set(b"quire:kv:" + key(seed), bytes(size))
-            records.client.zadd("quire:kv:index", {key(seed) + str(size).encode(): seed})
-        records.client.set("quire:kv:bytes", 20 * size)
-        tier = RemoteTier(make_store(records.url, CAPACITY, BLOCK), CAPACITY, BLOCK)
-        for seed in range(100, 115):
-            assert tier.write(key(seed), small(seed), "n", "a")
-            assert len(records.names()) == 20
-        assert records.client.zcard("quire:kv:index") == 5
-        assert len(list(tier._store.records())) == 20
         tier.close()
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 import pytest
@@ -41,11 +41,13 @@ class SlowTier(StorageTier):
         return None
 
     def follow_sequence(
-        self, keys: Sequence[bytes], namespace: str, source: str
+        self, keys: Sequence[bytes], namespace: str, source: str, is_computed: Callable[[], bool]
     ) -> Iterator[Payload]:
         self.followed.append(list(keys))
         for key in keys:
-            self.proceed.wait(60)
+            while not self.proceed.wait(0.01):
+                if not is_computed():
+                    return
             yield np.frombuffer(key, np.uint8)
 
     def write(self, key: bytes, payload: Payload, namespace: str, tenant: str = "") -> bool:
@@ -121,13 +123,29 @@ def test_only_the_first_of_a_prefill_replicas_outputs_waits_for_a_storage_that_h
     queue.close()
 
 
+def test_a_prompt_that_is_aborted_is_followed_no_longer(tier: SlowTier) -> None:
+    host = HostTier(1 << 20)
+    queue = StorageQueue(tier, host)
+    for number in range(2 * NUM_READERS):
+        queue.follow(str(number), [b"%032d" % number], "t", "n", "tcp://peer:1")
+    for number in range(NUM_READERS):
+        queue.stop_following(str(number))
+    while len(tier.followed) < 2 * NUM_READERS:  # which need the threads of the first
+        pass
+    tier.proceed.set()
+    while len(host) < NUM_READERS:
+        pass
+    assert all(b"%032d" % number in host for number in range(NUM_READERS, 2 * NUM_READERS))
+    queue.close()
+
+
 def test_what_was_read_while_a_follower_waited_is_not_read_again(tier: SlowTier) -> None:
     host = HostTier(1 << 20)
     queue = StorageQueue(tier, host)
     late = [bytes([number]) * 32 for number in range(10)]
     for number in range(NUM_READERS):
-        queue.follow([b"%032d" % number], "t", "n", "tcp://peer:1")
-    queue.follow(late, "t", "n", "tcp://peer:1")
+        queue.follow(str(number), [b"%032d" % number], "t", "n", "tcp://peer:1")
+    queue.follow("late", late, "t", "n", "tcp://peer:1")
     host.put([(key, np.zeros(10, np.uint8)) for key in late[:8]], "t")  # by its request
     tier.proceed.set()
     while not all(key in host for key in late):
