@@ -64,8 +64,10 @@ class ExternalExecutor(UniProcExecutor):
             expert_memory = share_expert_memory(self._peers, ops)
         memory = meeting.share_memory(rank_memory_bytes(config, ops))
         sockets = stage_sockets(state, meeting.connect())
-        index, size = meeting.local_ranks.index(state.rank), len(meeting.local_ranks)
-        super().__init__(rank_config(config, index, size, ops), memory, sockets, expert_memory)
+        # Threads and CPUs are shared by the ranks of a model, or by the engines of a group.
+        group = self._peers if config.shares_experts else meeting
+        place, size = group.local_ranks.index(group.state.rank), len(group.local_ranks)
+        super().__init__(rank_config(config, place, size, ops), memory, sockets, expert_memory)
         self._lockstep: ExpertLockstep | None = None
         if expert_memory is not None and self.worker.expert_ranks is not None:
             self._lockstep = ExpertLockstep(self.worker, self.worker.expert_ranks, expert_memory)

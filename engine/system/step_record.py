@@ -45,6 +45,7 @@ class SharedStepRecord:
         self.fd = fd
         # Read by the slot and by the thread that watches the process, in either order.
         weakref.finalize(self, os.close, fd)
+        self._is_innocent = False
 
     @classmethod
     def create(cls) -> Self | None:
@@ -63,6 +64,10 @@ class SharedStepRecord:
         """Return the environment for the replica, which must inherit `fd` as well."""
         return {VARIABLE: str(self.fd)}
 
+    def acquit(self) -> None:
+        """Let `read` name no requests: the replica ends by another's fault."""
+        self._is_innocent = True
+
     def read(self) -> LastStep | None:
         """Return the last record, or None."""
         head = os.pread(self.fd, _HEAD, 0)
@@ -75,7 +80,8 @@ class SharedStepRecord:
         if length != _UNKNOWN:
             text = os.pread(self.fd, length, start + _LENGTH).decode()
             request_ids = text.split("\n") if text else []
-        return LastStep(head[1:].rstrip(b"\0").decode(), request_ids)
+        incarnation = head[1:].rstrip(b"\0").decode()
+        return LastStep(incarnation, [] if self._is_innocent else request_ids)
 
     def read_fault(self) -> str:
         """Return the reason why the replica stopped by itself; "" if it recorded none."""

@@ -78,6 +78,7 @@ class Checkpoint:
         nbytes: of the weights. dtypes: bytes by dtype.
         matrix_values, table_values: floats in matrices that `--quantization` quantizes: of layers,
             and of the embedding and the output layer.
+        expert_nbytes: of the experts of all layers.
         dtype: the most common float dtype, "" without floats.
         quantization: its method ("awq", "gptq" ...), "" for unquantized weights.
         shape: None if config.json doesn't define it.
@@ -91,6 +92,7 @@ class Checkpoint:
     dtypes: Mapping[str, int] = field(default_factory=dict)
     matrix_values: int = 0
     table_values: int = 0
+    expert_nbytes: int = 0
     dtype: str = ""
     quantization: str = ""
     shape: KvShape | None = None
@@ -212,12 +214,13 @@ def checkpoint_from_headers(
 ) -> Checkpoint:
     """Build it from safetensors headers: names with `dtype`, `shape`, `data_offsets`."""
     dtypes: Counter[str] = Counter()
-    values = tables = matrices = 0
+    values = tables = matrices = experts = 0
     for name, entry in tensors:
         count, dtype = math.prod(entry["shape"]), str(entry["dtype"])
         first, last = entry["data_offsets"]
         dtypes[dtype] += last - first
         values += count
+        experts += (last - first) * (".experts." in name)
         if dtype in FLOATS and len(entry["shape"]) > 1:
             table = any(word in name for word in ("embed", "wte", "lm_head", "output."))
             tables, matrices = tables + count * table, matrices + count * (not table)
@@ -231,6 +234,7 @@ def checkpoint_from_headers(
         dtypes=dict(dtypes.most_common()),
         matrix_values=matrices,
         table_values=tables,
+        expert_nbytes=experts,
         dtype=max(floats)[1] if floats else "",
         quantization=quantization_of(config),
         shape=shape_of(config),

@@ -39,7 +39,7 @@ def plan_memory(model: ServedModel, node: str = "") -> MemoryPlan | None:
     if checkpoint is None or not on_cpu or model.node not in ("", node or socket.gethostname()):
         return None
     # A KV cache without a configured size uses the remaining memory.
-    need = estimate_memory(checkpoint, model.settings, sequences=0)
+    need = estimate_memory(checkpoint, model.replica_settings(0), sequences=0)
     count = model.num_replicas + model.num_spares
     processes = f"{count} replica{'s' if count > 1 else ''}"
     if need.num_ranks > 1:

@@ -131,6 +131,7 @@ class ServedModel(ExportModelOperationsMixin("servedmodel"), models.Model):  # t
         self._check_fallbacks()
         try:
             check_engine_settings(self.settings)
+            check_engine_settings({**self.settings, **self.group_settings})
         except ValidationError as error:
             raise ValidationError({"settings": error.messages}) from error
         if self.num_prefill:
@@ -197,11 +198,26 @@ class ServedModel(ExportModelOperationsMixin("servedmodel"), models.Model):  # t
         """All that `EngineConfig.from_mapping` needs for a replica of this model."""
         return {**self.settings, "model": self.source, "served_model_name": self.name}
 
+    @property
+    def group_settings(self) -> dict[str, Any]:
+        """Settings of a node's replicas that have some of the experts each; {} for replicas that
+        are on their own: a single one, and those whose ranks share the experts.
+        """
+        size = self.num_replicas + self.num_spares
+        names = ("tensor_parallel_size", "pipeline_parallel_size")
+        one_rank = all((self.settings.get(name) or 1) == 1 for name in names)
+        if not self.settings.get("enable_expert_parallel") or size == 1 or not one_rank:
+            return {}
+        group: dict[str, Any] = {"data_parallel_size": size}
+        if self.settings.get("distributed_executor_backend") in (None, "mp", "uni"):
+            group["distributed_executor_backend"] = "external_launcher"
+        return group
+
     def replica_settings(self, index: int) -> dict[str, Any]:
         """The same for one of its replicas. The first `num_prefill` compute prompts, the next
         `num_encode` encode.
         """
-        settings = self.engine_settings
+        settings = {**self.engine_settings, **self.group_settings}
         encodes = 0 <= index - self.num_prefill < self.num_encode
         if self.num_prefill:
             role = KV_BOTH if encodes else KV_CONSUMER

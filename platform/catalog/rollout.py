@@ -22,7 +22,8 @@ def rolling_restart(
     wait: bool = True,
     on_progress: Callable[[str], None] = lambda text: None,
 ) -> None:
-    """Drain and restart the ready replicas one at a time, each after the previous one is ready.
+    """Drain and restart the ready replicas one at a time, each after the previous one is ready;
+    those that share experts all at once.
 
     Args:
         timeout: maximum seconds per replica.
@@ -36,12 +37,16 @@ def rolling_restart(
     )
     if not ready:
         raise Conflict(f"No replica of {model.name} is ready.")
-    for number, replica in enumerate(ready, 1):
-        drain_replica(actor=actor, replica=replica)
-        on_progress(f"{replica.replica_id} ({number} of {len(ready)}) finishes what it has.")
-        if wait or number < len(ready):
-            _wait_for_replacement(replica, timeout)
-            on_progress(f"{replica.replica_id} is ready again.")
+    size = len(ready) if model.group_settings else 1
+    for first in range(0, len(ready), size):
+        group = ready[first : first + size]
+        for number, replica in enumerate(group, first + 1):
+            drain_replica(actor=actor, replica=replica)
+            on_progress(f"{replica.replica_id} ({number} of {len(ready)}) finishes what it has.")
+        if wait or first + size < len(ready):
+            for replica in group:
+                _wait_for_replacement(replica, timeout)
+                on_progress(f"{replica.replica_id} is ready again.")
 
 
 def _wait_for_replacement(replica: Replica, timeout: float) -> None:

@@ -121,14 +121,23 @@ def weight_bytes(checkpoint: Checkpoint, config: EngineConfig) -> int:
     """Bytes of the weights in memory, in the dtype that they are loaded in."""
     floats = checkpoint.matrix_values + checkpoint.table_values
     if not floats or checkpoint.quantization:
-        return checkpoint.nbytes  # quantized already, or of an unknown form
+        # Quantized already, or of an unknown form.
+        return int(checkpoint.nbytes * _loaded_share(checkpoint, config))
     stored_bits = BITS.get(checkpoint.dtype, 16)
     rest = checkpoint.nbytes - floats * stored_bits // 8
     loaded_bits = _KV_BITS.get(config.dtype, stored_bits)
     matrix_bits, table_bits = ROUNDED_BITS.get(config.quantization or "", (loaded_bits, None))
     table_bits = table_bits or loaded_bits
     values = checkpoint.matrix_values * matrix_bits + checkpoint.table_values * table_bits
-    return int(values / 8) + rest
+    return int((values / 8 + rest) * _loaded_share(checkpoint, config))
+
+
+def _loaded_share(checkpoint: Checkpoint, config: EngineConfig) -> float:
+    """Share of the weights that a replica loads: some of the experts, where it shares them."""
+    if not config.shares_experts:
+        return 1.0
+    elsewhere = checkpoint.expert_nbytes * (1 - 1 / config.data_parallel_size)
+    return 1.0 - elsewhere / max(1, checkpoint.nbytes)
 
 
 def kv_bytes_per_token(checkpoint: Checkpoint, config: EngineConfig) -> int:

@@ -54,6 +54,7 @@ class ReplicaSlot:
         command: its process; a changed command for the same replica id gets a new slot.
         served_model_id, model_name: its row in the catalogue. config: when that last changed.
         log: stores the end of its output; None: only our own standard error gets it.
+        group: of replicas that start and end together; "": it is on its own.
     """
 
     def __init__(
@@ -69,9 +70,10 @@ class ReplicaSlot:
         clock: Callable[[], float] = time.monotonic,
         log: ReplicaLog | None = None,
         environment: Mapping[str, str] | None = None,
+        group: str = "",
     ) -> None:
         self.replica_id, self.served_model_id = replica_id, served_model_id
-        self.model_name = model_name
+        self.model_name, self.group = model_name, group
         self.command, self.cwd, self.config = list(command), cwd, asked
         self.process: ManagedProcess | None = None
         #: Shared record that the process writes before each step.
@@ -114,15 +116,18 @@ class ReplicaSlot:
             self._next_start = self._clock()
         self.config = asked
 
-    def start_if_due(self, occupied: bool) -> None:
-        """Start the process unless one runs, a delay isn't over or another node has the id."""
+    def is_due(self, occupied: bool) -> bool:
+        """Whether none runs, a delay is over and no other node has the id."""
         if self.process is not None or self.stopping or self._clock() < self._next_start:
-            return
+            return False
         if occupied:
             self.exit_detail = "another process serves under this replica id"
-            return
+        return not occupied
+
+    def start(self, environment: Mapping[str, str]) -> None:
+        """Start the process, which `is_due`, with `environment` beside its own."""
         try:
-            self.process = self._spawn()
+            self.process = self._spawn(environment)
         except (OSError, subprocess.SubprocessError) as error:
             # For example no memory for another process: the existing ones keep running.
             self._record_exit(f"can't be started: {error}")
@@ -134,18 +139,19 @@ class ReplicaSlot:
         self.exit_detail, self.ready_since = "", None
         logger.info("replica %s starts as process %d", self.replica_id, self.last_pid)
 
-    def _spawn(self) -> ManagedProcess:
+    def _spawn(self, more: Mapping[str, str]) -> ManagedProcess:
         """Start the process; its standard error goes through the log, if there is one."""
         record = SharedStepRecord.create()
         ours, its = os.pipe() if self._log is not None else (None, None)
         # Behind a pipe it can't detect that a person is watching.
         env = {"QUIRE_TERMINAL": "1"} if its is not None and os.isatty(2) else {}
+        env |= self._environment | more
         try:
             process = spawn(
                 self.command,
                 name=self.replica_id,
                 cwd=self.cwd,
-                env=self._environment | env | (record.environment if record is not None else {}),
+                env=env | (record.environment if record is not None else {}),
                 stderr=its,
                 pass_fds=(record.fd,) if record is not None else (),
                 # Streams survive a killed engine; an unsupervised one would hold the memory.
@@ -242,6 +248,12 @@ class ReplicaSlot:
             self._beat_at, self._beaten = beat_at, now
         elif now - self._beaten > SILENT_AFTER_S and not self.stopping:
             self._kill(f"was silent for {SILENT_AFTER_S:.0f} s and was killed")
+
+    def kill_with_group(self) -> None:
+        """Kill a process whose group has lost another one; its requests weren't the cause."""
+        if self.record is not None:
+            self.record.acquit()
+        self._kill("was killed: another replica that shares its experts has ended")
 
     def _kill(self, reason: str) -> None:
         """Kill an unhealthy process and its group; the reason precedes its exit status."""

@@ -82,6 +82,14 @@ def publish_starting_heartbeat(client: redis.Redis, prefix: str, slot: ReplicaSl
     )
 
 
+def meeting_place() -> dict[str, str]:
+    """Environment by which the processes of a group find each other: a free port, anew each time,
+    where those of an earlier group don't come.
+    """
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(server.getsockname()[1])}
+
+
 logger = logging.getLogger(__name__)
 
 TICK_S = 0.1
@@ -206,6 +214,7 @@ class Supervisor:
     def _slot(self, model: ServedModel, index: int) -> ReplicaSlot:
         replica_id = replica_id_of(model, index, self.node)
         engine_settings = model.replica_settings(index)
+        size = engine_settings.get("data_parallel_size") or 1
         num_ranks = engine_settings.get("tensor_parallel_size") or 1
         num_ranks *= engine_settings.get("pipeline_parallel_size") or 1
         command = replica_command(
@@ -227,8 +236,10 @@ class Supervisor:
             log=ReplicaLog(self._redis, self.prefix, replica_id),
             environment={
                 "REDIS_URL": self.redis_url,
+                **({"RANK": str(index), "WORLD_SIZE": str(size)} if size > 1 else {}),
                 **device_environment(model.pk + index, num_ranks, self._devices),
             },
+            group=f"{model.pk}" if size > 1 else "",
         )
 
     def _read_heartbeats(self) -> None:
@@ -256,12 +267,20 @@ class Supervisor:
             slot = self.slots.setdefault(replica_id, desired)
             slot.update_config(desired.config)
             self._check_slot(slot, self._beats.get(replica_id))
+        groups: dict[str, list[ReplicaSlot]] = {}
+        for replica_id, desired in self._slots.items():
+            groups.setdefault(desired.group or replica_id, []).append(self.slots[replica_id])
+        for group in groups.values():
+            self._start_group(group)
 
     def _can_replace(self, slot: ReplicaSlot) -> bool:
         """Whether other replicas serve the model meanwhile: a model's replicas drain in turn.
 
-        A replica that doesn't serve can be drained at any time, and so can the only one.
+        A replica that doesn't serve can be drained at any time, and so can the only one. A group
+        drains as a whole.
         """
+        if slot.group or self._slots[slot.replica_id].group:
+            return True
         other_slots = [
             self.slots.get(desired.replica_id)
             for desired in self._slots.values()
@@ -279,20 +298,34 @@ class Supervisor:
         return state in (ReplicaState.READY, ReplicaState.SLEEPING)
 
     def _check_slot(self, slot: ReplicaSlot, beat: Heartbeat | None) -> None:
-        """Kill it if it is unhealthy, start it if it is due."""
+        """Kill it if it is unhealthy."""
         if beat is not None and beat.pid == slot.last_pid and beat.state == "failed":
             slot.record_failure(beat.detail)
         slot.kill_if_stalled(beat, time.time())
         slot.kill_if_silent(beat)
-        occupied = beat is not None and beat.state != "failed" and beat.pid != slot.last_pid
-        process = slot.process
-        slot.start_if_due(occupied)
-        if slot.process is not None and slot.process is not process:
-            heartbeats.watch_process_exit(
-                slot.process, slot.replica_id, self._redis, self.prefix, slot.record
-            )
-        if is_starting_silently(slot, beat):
-            publish_starting_heartbeat(self._redis, self.prefix, slot)
+
+    def _start_group(self, group: list[ReplicaSlot]) -> None:
+        """Start replicas once all of them are due; of a group that has lost one, end the others."""
+        if any(slot.process is None for slot in group):
+            for slot in group:
+                if slot.process is not None and not slot.stopping:
+                    slot.kill_with_group()
+        if all(slot.is_due(self._is_occupied(slot)) for slot in group):
+            environment = meeting_place() if len(group) > 1 else {}
+            for slot in group:
+                slot.start(environment)
+                if slot.process is not None:
+                    heartbeats.watch_process_exit(
+                        slot.process, slot.replica_id, self._redis, self.prefix, slot.record
+                    )
+        for slot in group:
+            if is_starting_silently(slot, self._beats.get(slot.replica_id)):
+                publish_starting_heartbeat(self._redis, self.prefix, slot)
+
+    def _is_occupied(self, slot: ReplicaSlot) -> bool:
+        """Whether another process serves under its id."""
+        beat = self._beats.get(slot.replica_id)
+        return beat is not None and beat.state != "failed" and beat.pid != slot.last_pid
 
     def _write_rows(self) -> None:
         sightings = [self._sighting(slot) for slot in self.slots.values()]

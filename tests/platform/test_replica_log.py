@@ -34,7 +34,7 @@ def run(client: Any, code: str) -> ReplicaSlot:
         drain_seconds=1.0,
         log=ReplicaLog(client, PREFIX, "r"),
     )
-    slot.start_if_due(occupied=False)
+    slot.start({})
     assert slot.process is not None
     assert slot.process.wait(60) is not None
     slot.check()

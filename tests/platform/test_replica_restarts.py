@@ -43,6 +43,11 @@ def slot_with(code: str, clock: Clock) -> ReplicaSlot:
     return ReplicaSlot("r", 1, [sys.executable, "-c", code], drain_seconds=1.0, clock=clock)
 
 
+def start_if_due(slot: ReplicaSlot, *, occupied: bool) -> None:
+    if slot.is_due(occupied):
+        slot.start({})
+
+
 def beat(slot: ReplicaSlot, state: str, progress_at: float = 0.0) -> Heartbeat:
     model = ModelInfo(name="m", path="", max_model_len=1, vocab_size=1, dtype="float32")
     return Heartbeat(
@@ -70,16 +75,16 @@ def test_fault_57_the_wait_doubles_up_to_its_bound() -> None:
 
 def test_a_process_that_cant_be_started_is_tried_again_later(clock: Clock) -> None:
     slot = ReplicaSlot("r", 1, ["/no/such/program"], drain_seconds=1.0, clock=clock)
-    slot.start_if_due(occupied=False)  # one of many replicas: the others must not end for it
+    start_if_due(slot, occupied=False)  # one of many replicas: the others must not end for it
     state, detail = slot.state(None)
     assert state is ReplicaState.FAILED
     assert "can't be started" in detail
     assert slot.process is None
     slot.command = [sys.executable, "-c", ""]
-    slot.start_if_due(occupied=False)
+    start_if_due(slot, occupied=False)
     assert slot.process is None
     clock.now += backoff(1)
-    slot.start_if_due(occupied=False)
+    start_if_due(slot, occupied=False)
     run_until_dead(slot)
 
 
@@ -88,18 +93,18 @@ def test_a_replica_that_failed_starts_at_once_when_its_model_is_asked_for_again(
 ) -> None:
     slot = slot_with("raise SystemExit(1)", clock)
     for _ in range(4):
-        slot.start_if_due(occupied=False)
+        start_if_due(slot, occupied=False)
         run_until_dead(slot)
         clock.now += MAX_BACKOFF_S
-    slot.start_if_due(occupied=False)
+    start_if_due(slot, occupied=False)
     run_until_dead(slot)
     slot.update_config(None)  # nobody has
-    slot.start_if_due(occupied=False)
+    start_if_due(slot, occupied=False)
     assert slot.process is None
     assert slot.state(None)[0] == ReplicaState.FAILED
     slot.update_config(datetime.now(UTC))
     assert slot.state(None) == (ReplicaState.PENDING, "")
-    slot.start_if_due(occupied=False)
+    start_if_due(slot, occupied=False)
     assert slot.process is not None
     run_until_dead(slot)
 
@@ -110,14 +115,14 @@ def test_what_a_replica_says_of_its_end_is_shown(clock: Clock) -> None:
         "Writer.inherited('x').write_fault('Rank 1 was ended by signal 9.'); raise SystemExit(70)",
         clock,
     )
-    slot.start_if_due(occupied=False)
+    start_if_due(slot, occupied=False)
     run_until_dead(slot)
     assert slot.last_exit == "the replica exited with status 70: Rank 1 was ended by signal 9."
 
 
 def test_fault_101_an_end_that_its_watcher_has_seen_already_is_noticed(clock: Clock) -> None:
     slot = slot_with("raise SystemExit(1)", clock)
-    slot.start_if_due(occupied=False)
+    start_if_due(slot, occupied=False)
     assert slot.process is not None
     assert slot.record is not None
     # Nothing of the replica stands in Redis: the watcher reads the record and says nothing.
@@ -136,11 +141,11 @@ def test_fault_101_an_end_that_its_watcher_has_seen_already_is_noticed(clock: Cl
 def test_a_replica_that_dies_early_waits_longer_each_time(clock: Clock) -> None:
     slot = slot_with("raise SystemExit(1)", clock)
     for failures in (1, 2, 3):
-        slot.start_if_due(occupied=False)
+        start_if_due(slot, occupied=False)
         run_until_dead(slot)
         assert slot.failures == failures
         assert slot.state(None) == (ReplicaState.FAILED, "the replica exited with status 1")
-        slot.start_if_due(occupied=False)
+        start_if_due(slot, occupied=False)
         assert slot.process is None
         clock.now += backoff(failures) + 0.01
     assert slot.restarts == 2
@@ -151,35 +156,35 @@ def test_a_replica_that_dies_early_waits_longer_each_time(clock: Clock) -> None:
 
 def test_refused_settings_are_not_tried_again_before_they_change(clock: Clock) -> None:
     slot = slot_with(f"raise SystemExit({EXIT_CONFIG})", clock)
-    slot.start_if_due(occupied=False)
+    start_if_due(slot, occupied=False)
     run_until_dead(slot)
     clock.now += 100 * MAX_BACKOFF_S
-    slot.start_if_due(occupied=False)
+    start_if_due(slot, occupied=False)
     assert slot.process is None
     assert slot.state(None)[0] is ReplicaState.FAILED
     slot.update_config(datetime.now(UTC))
-    slot.start_if_due(occupied=False)
+    start_if_due(slot, occupied=False)
     assert slot.process is not None
     run_until_dead(slot)
 
 
 def test_one_that_served_for_a_while_starts_at_once(clock: Clock) -> None:
     slot = slot_with("import time; time.sleep(600)", clock)
-    slot.start_if_due(occupied=False)
+    start_if_due(slot, occupied=False)
     assert slot.state(beat(slot, "ready"))[0] == ReplicaState.READY
     clock.now += HEALTHY_AFTER_S
     assert slot.process is not None
     slot.process.kill()
     slot.check()
     assert slot.state(None) == (ReplicaState.PENDING, "the replica was killed by SIGKILL")
-    slot.start_if_due(occupied=False)
+    start_if_due(slot, occupied=False)
     assert slot.process is not None
     slot.kill()
 
 
 def test_a_heartbeat_of_an_earlier_process_says_nothing(clock: Clock) -> None:
     slot = slot_with("import time; time.sleep(600)", clock)
-    slot.start_if_due(occupied=False)
+    start_if_due(slot, occupied=False)
     old = beat(slot, "ready")
     old.pid += 1
     assert slot.state(old)[0] == ReplicaState.LOADING
@@ -188,7 +193,7 @@ def test_a_heartbeat_of_an_earlier_process_says_nothing(clock: Clock) -> None:
 
 def test_nothing_starts_where_another_process_serves(clock: Clock) -> None:
     slot = slot_with("pass", clock)
-    slot.start_if_due(occupied=True)
+    start_if_due(slot, occupied=True)
     assert slot.process is None
     assert "another process" in slot.state(None)[1]
 
@@ -196,20 +201,20 @@ def test_nothing_starts_where_another_process_serves(clock: Clock) -> None:
 def test_one_that_overstays_its_drain_is_killed(clock: Clock) -> None:
     code = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(600)"
     slot = slot_with(code, clock)
-    slot.start_if_due(occupied=False)
+    start_if_due(slot, occupied=False)
     slot.drain()
     assert slot.state(None)[0] == ReplicaState.DRAINING
     clock.now += 100
     slot.check()
     run_until_dead(slot)
     assert slot.is_stopped
-    slot.start_if_due(occupied=False)
+    start_if_due(slot, occupied=False)
     assert slot.process is None
 
 
 def test_fault_27_a_replica_whose_engine_stands_still_is_killed(clock: Clock) -> None:
     slot = slot_with("import time; time.sleep(600)", clock)
-    slot.start_if_due(occupied=False)
+    start_if_due(slot, occupied=False)
     now = time.time()
     slot.kill_if_stalled(beat(slot, "ready", now - DEAD_AFTER_S + 1), now)
     slot.kill_if_stalled(beat(slot, "loading", now - 10 * DEAD_AFTER_S), now)
@@ -222,7 +227,7 @@ def test_fault_27_a_replica_whose_engine_stands_still_is_killed(clock: Clock) ->
 
 def test_a_replica_that_hangs_while_it_loads_is_killed_and_the_call_is_named(clock: Clock) -> None:
     slot = slot_with("import time; time.sleep(600)", clock)
-    slot.start_if_due(occupied=False)
+    start_if_due(slot, occupied=False)
     now = time.time()
     heartbeat = beat(slot, "loading", now - LOAD_DEAD_AFTER_S - 1)
     heartbeat.detail = "The device toy has been in make_runner for 1801 s."

@@ -86,6 +86,14 @@ def test_without_waiting_it_returns_once_the_last_one_is_told(supervised: Superv
     assert (first.incarnation, last.incarnation) == ("second", "first")
 
 
+def test_those_that_share_experts_go_together(supervised: Supervised) -> None:
+    make(r1="ready", r2="ready")
+    ServedModel.objects.update(settings={"enable_expert_parallel": True}, num_replicas=2)
+    call_command("restart_model", "m")
+    assert supervised.drained_ids() == ["r1", "r2"]
+    assert supervised.seen == []  # neither waits for the other
+
+
 def test_one_that_does_not_come_back_ends_it_before_the_next(
     supervised: Supervised,
 ) -> None:

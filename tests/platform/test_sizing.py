@@ -126,6 +126,17 @@ def test_ranks_share_weights_and_each_is_a_process() -> None:
     assert half.total < two.total
 
 
+def test_replicas_that_share_experts_load_a_part_of_them() -> None:
+    checkpoint = Checkpoint("X", "safetensors", 8 << 30, 1, expert_nbytes=6 << 30)
+    group: dict[str, Any] = {
+        "data_parallel_size": 3,
+        "distributed_executor_backend": "external_launcher",
+    }
+    group["enable_expert_parallel"] = True
+    assert estimate_memory(checkpoint, group).weights == pytest.approx(4 << 30)
+    assert estimate_memory(checkpoint, {"enable_expert_parallel": True}).weights == 8 << 30
+
+
 def test_a_config_that_says_nothing_has_no_shape() -> None:
     assert shape_of({}) is None
     assert shape_of({**DENSE, "layer_types": ["mamba"] * 3}) is None

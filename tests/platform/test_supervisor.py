@@ -24,6 +24,7 @@ from catalog.models import Replica, ReplicaState, ServedModel
 from catalog.supervisor import Supervisor, replica_id_of
 from engine.contract import messages as protocol
 from engine.contract import redis_keys
+from engine.contract.errors import InvalidRequest
 from engine.contract.messages import EngineRequest, ReplicaEvent
 from engine.contract.sampling_params import SamplingParams
 from engine.system.step_record import LastStep
@@ -439,3 +440,79 @@ def test_changed_settings_replace_one_replica_at_a_time(
         return ready(2)() and first.isdisjoint(Replica.objects.values_list("pid", flat=True))
 
     tick_until(supervisor, replaced, "both are replaced")
+
+
+def test_replicas_that_share_experts_start_and_end_together(
+    supervisor: Supervisor, folder: str, live_redis: str, key_prefix: str
+) -> None:
+    settings = {"enable_expert_parallel": True}
+    model = actions.load_model(
+        actor=SYSTEM_ACTOR, name="m", source=folder, settings=settings, num_replicas=2
+    )
+
+    def launched() -> list[tuple[str | None, ...]]:
+        """What the launcher's variables say, by replica."""
+        names = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+        fields = [
+            dict(
+                field.split("=", 1)
+                for field in Path(f"/proc/{pid}/environ").read_text().split("\0")
+                if "=" in field
+            )
+            for pid in Replica.objects.values_list("pid", flat=True)
+        ]
+        return [tuple(map(each.get, names)) for each in fields]
+
+    tick_until(supervisor, ready(2), "both are ready")
+    first = launched()
+    port = first[0][-1]
+    assert first == [(rank, "2", "127.0.0.1", port) for rank in ("0", "1")]
+    command = supervisor.slots[Replica.objects.all()[0].replica_id].command
+    assert {
+        "--data-parallel-size=2", "--distributed-executor-backend=external_launcher"
+    } < set(command)  # fmt: skip
+    victim, other = Replica.objects.all()
+    with redis.Redis.from_url(live_redis) as client, client.pubsub() as events:
+        events.subscribe(redis_keys.replica_events_channel(key_prefix))
+        os.kill(victim.pid or 0, signal.SIGKILL)
+        replaced = Replica.objects.filter(state="ready").exclude(
+            incarnation__in=[victim.incarnation, other.incarnation]
+        )
+        tick_until(supervisor, lambda: replaced.count() == 2, "both are others")
+        news = {}
+        while len(news) < 2:
+            message = events.get_message(ignore_subscribe_messages=True, timeout=5)
+            event = protocol.decode_replica_event(message["data"]) if message else None
+            if event is not None and not event.alive:
+                news[event.incarnation] = event.held
+    assert news[other.incarnation] == []  # the cause is none of its requests
+    again = launched()
+    assert len(set(again)) == 2
+    assert {row[-1] for row in again}.isdisjoint({port})
+    assert "another replica that shares its experts" in Replica.objects.all()[1].last_exit
+
+    actions.update_model(actor=SYSTEM_ACTOR, model=model, num_replicas=3)
+    tick_until(supervisor, ready(3), "there are three")
+    assert [row[:2] for row in launched()] == [(rank, "3") for rank in ("0", "1", "2")]
+    actions.update_model(actor=SYSTEM_ACTOR, model=model, settings={})
+    tick_until(
+        supervisor, lambda: ready(3)() and launched() == [(None,) * 4] * 3, "each is on its own"
+    )
+
+
+def test_who_shares_experts(folder: str) -> None:
+    def group(settings: dict[str, object], **columns: int) -> dict[str, object]:
+        return ServedModel(settings=settings, **columns).group_settings
+
+    experts = {"enable_expert_parallel": True}
+    launched = {"distributed_executor_backend": "external_launcher"}
+    assert group(experts, num_replicas=2) == {"data_parallel_size": 2, **launched}
+    assert group(experts, num_replicas=2, num_spares=1) == {"data_parallel_size": 3, **launched}
+    assert group(experts) == {}
+    assert group({}, num_replicas=2) == {}
+    assert group({**experts, "tensor_parallel_size": 2}, num_replicas=2) == {}
+    with pytest.raises(InvalidRequest, match="data_parallel_size must be 1; got 2"):
+        actions.load_model(
+            actor=SYSTEM_ACTOR, name="m", source=folder, num_replicas=2,
+            settings={**experts, "distributed_executor_backend": "ray"},
+        )  # fmt: skip

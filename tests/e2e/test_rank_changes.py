@@ -1,0 +1,82 @@
+"""A product whose model's processes change or die while clients stream: no request fails."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from engine import SamplingParams
+from tests.e2e.product import Product, product_pids, running
+from tests.engine.families.conftest import checkpoint
+from tests.engine.ranks.test_tensor_parallel import running as running_engine
+from tests.survey.tiny import prompts
+
+__all__ = ["checkpoint"]
+
+pytestmark = [pytest.mark.slow, pytest.mark.system, pytest.mark.usefixtures("compiler")]
+
+PROMPTS = prompts((1, 47, 16, 64))
+TOKENS = 300
+
+
+def expected_texts(folder: Path) -> list[str]:
+    """What one engine says."""
+    params = SamplingParams(temperature=0, max_tokens=TOKENS, ignore_eos=True)
+    with running_engine(folder, 1) as llm:
+        inputs = [{"prompt_token_ids": prompt} for prompt in PROMPTS]
+        results = llm.generate(inputs, params, use_tqdm=False)
+    return [result.outputs[0].text for result in results]
+
+
+async def stream(client: httpx.AsyncClient, number: int, started: asyncio.Event) -> str:
+    """The text of a completion, which sets `started` with its first token."""
+    body: dict[str, Any] = {
+        "model": "m", "prompt": PROMPTS[number], "max_tokens": TOKENS, "temperature": 0,
+        "ignore_eos": True, "stream": True,
+    }  # fmt: skip
+    text = ""
+    async with client.stream("POST", "/completions", json=body) as response:
+        assert response.status_code == 200, await response.aread()
+        async for line in response.aiter_lines():
+            if line.startswith("data: {"):
+                event = httpx.Response(200, text=line[6:]).json()
+                text += event["choices"][0]["text"] if event["choices"] else ""
+                started.set()
+    return text
+
+
+def connected(product: Product) -> httpx.AsyncClient:
+    headers = {"Authorization": f"Bearer {product.api_key}"}
+    return httpx.AsyncClient(base_url=product.base_url, headers=headers, timeout=120)
+
+
+async def test_engines_that_share_experts_say_what_one_says_and_come_back_together(
+    checkpoint: Callable[[str], Path], tmp_path: Path
+) -> None:
+    folder = checkpoint("mixtral")
+    expected = expected_texts(folder)
+    flags = ("--model", str(folder), "--served-model-name", "m", "--no-worker")
+    flags += ("--data-parallel-size", "2", "--enable-expert-parallel", "--num-threads", "2")
+    with running(tmp_path, *flags) as product:
+        async with connected(product) as client:
+
+            async def ask_all(started: asyncio.Event) -> list[str]:
+                return await asyncio.gather(*(stream(client, n, started) for n in range(4)))
+
+            assert await ask_all(asyncio.Event()) == expected
+            engines = product_pids(product, "--data-parallel-size=2")
+            assert len(engines) == 2
+            started = asyncio.Event()
+            asking = asyncio.create_task(ask_all(started))
+            await started.wait()
+            os.kill(engines[0], signal.SIGKILL)
+            assert await asking == expected
+            assert set(engines).isdisjoint(product_pids(product, "engine.serving"))
+            assert await ask_all(asyncio.Event()) == expected
