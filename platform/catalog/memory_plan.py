@@ -21,10 +21,12 @@ class MemoryPlan:
     Attributes:
         text: replicas, their ranks and their estimated memory beside the machine's, as a phrase.
         fits: whether the machine has as much memory, free or not.
+        fits_beside: whether the free memory suffices for one replica more.
     """
 
     text: str
     fits: bool
+    fits_beside: bool
 
 
 def plan_memory(model: ServedModel, node: str = "") -> MemoryPlan | None:
@@ -49,4 +51,4 @@ def plan_memory(model: ServedModel, node: str = "") -> MemoryPlan | None:
         f"{filesizeformat(total_memory())} on {need.host}, where "
         f"{filesizeformat(need.available)} are free"
     )
-    return MemoryPlan(text, count * need.total <= total_memory())
+    return MemoryPlan(text, count * need.total <= total_memory(), need.fits)

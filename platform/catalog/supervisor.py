@@ -192,9 +192,35 @@ class Supervisor:
         for model in local:
             self._may_idle += [model] if model.idle_minutes else []
             self._log_plan(model)
-            for index in range(model.num_replicas + model.num_spares):
-                slot = self._slot(model, index)
+            num_slots = model.num_replicas + model.num_spares
+            slots = [self._slot(model, index) for index in range(num_slots)]
+            for slot in slots if num_slots > 1 else self._with_successor(model, slots[0]):
                 self._slots[slot.replica_id] = slot
+
+    def _with_successor(self, model: ServedModel, first: ReplicaSlot) -> list[ReplicaSlot]:
+        """The only replica of a model. While its settings change, the one that they are changed for
+        serves until another one is ready, if the memory suffices for both.
+        """
+        pair = [first, self._slot(model, 1)]
+        current, outdated = [], []
+        for desired in pair:
+            slot = self.slots.get(desired.replica_id)
+            if slot is not None and not slot.stopping:
+                (current if slot.command == desired.command else outdated).append(desired)
+        if not outdated:
+            return current[:1] or pair[:1]
+        if current:
+            return [*outdated, *current]
+        serving = [slot for slot in outdated if self._serves(self.slots[slot.replica_id])]
+        return pair if serving and self._has_memory_for(model) else outdated[:1]
+
+    def _has_memory_for(self, model: ServedModel) -> bool:
+        """Whether one more replica of a model fits beside what runs, as far as it can be told."""
+        try:
+            plan = plan_memory(model, self.node)
+        except QuireError:
+            return False
+        return plan is not None and plan.fits_beside
 
     def _log_plan(self, model: ServedModel) -> None:
         """Log once what a model's replicas will take, before they start or change."""

@@ -11,8 +11,12 @@ from typing import Any
 
 import httpx
 import pytest
+import redis
 
+from catalog.heartbeats import read_heartbeats, registered_replicas
+from config.connections import socket_url
 from engine import SamplingParams
+from engine.contract.redis_keys import KEY_PREFIX
 from tests.e2e.product import Product, product_pids, running
 from tests.engine.families.conftest import checkpoint
 from tests.engine.ranks.test_tensor_parallel import running as running_engine
@@ -52,6 +56,14 @@ async def stream(client: httpx.AsyncClient, number: int, started: asyncio.Event)
     return text
 
 
+def replicas(product: Product) -> list[tuple[str, int]]:
+    """State and number of ranks of each replica that lives."""
+    with redis.Redis.from_url(socket_url(product.data_dir)) as client:
+        ids = registered_replicas(client, KEY_PREFIX)
+        beats = read_heartbeats(client, KEY_PREFIX, sorted(ids))
+    return [(beat.state, beat.model.num_ranks) for beat in beats.values()]
+
+
 def connected(product: Product) -> httpx.AsyncClient:
     headers = {"Authorization": f"Bearer {product.api_key}"}
     return httpx.AsyncClient(base_url=product.base_url, headers=headers, timeout=120)
@@ -80,3 +92,40 @@ async def test_engines_that_share_experts_say_what_one_says_and_come_back_togeth
             assert await asking == expected
             assert set(engines).isdisjoint(product_pids(product, "engine.serving"))
             assert await ask_all(asyncio.Event()) == expected
+
+
+async def test_a_models_ranks_change_under_load_and_no_request_fails(
+    checkpoint: Callable[[str], Path], tmp_path: Path
+) -> None:
+    folder = checkpoint("mixtral")
+    expected = expected_texts(folder)
+    flags = ("--model", str(folder), "--served-model-name", "m", "--no-worker")
+    with running(tmp_path, *flags, "--num-threads", "2") as product:
+        async with connected(product) as client:
+            is_over = asyncio.Event()
+
+            async def ask(number: int) -> int:
+                """Ask the same until it's over; the number of answers."""
+                count = 0
+                while not is_over.is_set():
+                    assert await stream(client, number, asyncio.Event()) == expected[number]
+                    count += 1
+                return count
+
+            asking = [asyncio.create_task(ask(number)) for number in range(len(PROMPTS))]
+            for size in (2, 1):
+                change = (
+                    "from catalog import actions; from catalog.models import ServedModel; "
+                    "from tenants.actors import CLI_ACTOR; actions.update_model(actor=CLI_ACTOR, "
+                    "model=ServedModel.objects.get(name='m'), "
+                    f"settings={{'num_threads': 2, 'tensor_parallel_size': {size}}})"
+                )
+                await asyncio.to_thread(product.manage, "shell", "-c", change)
+                async with asyncio.timeout(120):
+                    while replicas(product) != [("ready", size)]:
+                        assert not any(task.done() for task in asking)
+                        await asyncio.sleep(0.2)
+            is_over.set()
+            counts = await asyncio.gather(*asking)
+    print(f"answers: {counts}")
+    assert min(counts) > 2

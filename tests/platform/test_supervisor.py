@@ -516,3 +516,37 @@ def test_who_shares_experts(folder: str) -> None:
             actor=SYSTEM_ACTOR, name="m", source=folder, num_replicas=2,
             settings={**experts, "distributed_executor_backend": "ray"},
         )  # fmt: skip
+
+
+def test_the_only_replica_serves_until_its_successor_does_where_memory_suffices(
+    supervisor: Supervisor, folder: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checkpoint = Checkpoint("X", "safetensors", 8 << 20, 1)
+    monkeypatch.setattr("catalog.memory_plan.checkpoint_of", lambda source, settings: checkpoint)
+    model = actions.load_model(actor=SYSTEM_ACTOR, name="m", source=folder)
+    tick_until(supervisor, ready(), "the replica is ready")
+
+    def change(length: int, *, keeps_serving: bool) -> str:
+        """The id of the replica that serves in the end."""
+        before = set(Replica.objects.filter(state="ready").values_list("replica_id", flat=True))
+        actions.update_model(actor=SYSTEM_ACTOR, model=model, settings={"max_model_len": length})
+
+        def replaced() -> bool:
+            assert not keeps_serving or "ready" in states()  # at every look
+            is_new = ServedModel.objects.get().max_model_len == length
+            return is_new and [slot.stopping for slot in supervisor.slots.values()] == [False]
+
+        tick_until(supervisor, replaced, "it is replaced")
+        tick_until(supervisor, lambda: states().count("ready") == 1, "one is ready")
+        after = Replica.objects.get(state="ready").replica_id
+        assert (after not in before) == keeps_serving
+        return after
+
+    first = Replica.objects.get().replica_id
+    second = change(99, keeps_serving=True)
+    assert change(98, keeps_serving=True) == first
+    monkeypatch.setattr("catalog.sizing.available_memory", lambda: 1 << 20)
+    assert change(97, keeps_serving=False) == first
+    actions.update_model(actor=SYSTEM_ACTOR, model=model, num_replicas=2)
+    tick_until(supervisor, lambda: states() == ["ready"] * 2, "there are two")
+    assert set(supervisor.slots) == {first, second}
