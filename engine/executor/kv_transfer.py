@@ -24,6 +24,7 @@ from engine.contract.kv_transfer_config import (
     KVTransferConfig,
 )
 from engine.contract.speculative_config import HEADS
+from engine.kv_cache.kv_cache_config import KVCacheConfig, single_group_config
 from engine.kv_transfer.base import KVConnectorBase, KVLoadError
 from engine.kv_transfer.block_buffers import BlockBuffers
 from engine.kv_transfer.disk_tier import DiskTier
@@ -120,7 +121,7 @@ def make_kv_transfer(config: EngineConfig, worker: Worker) -> KVTransfer | None:
         )
     if worker.rank:
         host_bytes = _host_bytes(config)
-        return KVTransfer(RankConnector(host_bytes, worker.capacity.layout))
+        return KVTransfer(RankConnector(host_bytes, _own_layout(worker)))
     if settings.kv_connector != MULTI_CONNECTOR:
         return KVTransfer(_make_connector(settings, config, worker))
     connectors = [_make_connector(part, config, worker) for part in settings.connectors]
@@ -153,7 +154,7 @@ def _make_offloading_connector(
             param="kv_offloading_size",
         )
     size, host_bytes = _gib(config.kv_offloading_size), _host_bytes(config)
-    layout = worker.capacity.layout
+    layout = _own_layout(worker)
     block_bytes = BlockBuffers(_kv_caches(worker.loaded.model), layout).block_bytes
     backend = config.kv_offloading_backend
     has_storage = offloads and backend != NATIVE
@@ -188,7 +189,10 @@ def _make_offloading_connector(
         loads=offloads and settings.loads,
         # While a sequence's drafts are being verified, its state isn't that after its tokens.
         swaps=swaps and not (layout.state_group and config.speculative_config),
-        max_in_flight=int(config.uses_async_scheduling(worker.supports_async_scheduling)),
+        max_in_flight=max(
+            int(config.uses_async_scheduling(worker.supports_async_scheduling)),
+            config.pipeline_parallel_size - 1,
+        ),
         has_other_ranks=config.world_size > 1,
         verifies_early=config.world_size > 1
         or config.distributed_executor_backend == "external_launcher",
@@ -226,6 +230,14 @@ def _kv_caches(model: Any) -> dict[str, tuple[Tensor, ...]]:
     return layers | ({"states": states} if states else {})
 
 
+def _own_layout(worker: Worker) -> KVCacheConfig:
+    """The KV cache groups of the layers that this worker has."""
+    layout = worker.capacity.layout
+    if worker.stage is None:
+        return layout
+    return single_group_config(len(worker.loaded.model.kv_caches), layout.groups[0].window)
+
+
 def _gib(size: float) -> int:
     return int(size * 2**30)
 
@@ -234,7 +246,7 @@ def _unsupported_reason(config: EngineConfig, worker: Worker) -> str:
     """Why a model's blocks can't be saved and loaded, as a message; "": they can."""
     loaded = worker.loaded
     name = loaded.spec.architecture
-    if config.world_size > 1 and (reason := _ranks_reason(config)):
+    if config.world_size > 1 and (reason := _ranks_reason(config, worker)):
         return reason
     if not worker.device.caches_prefixes:
         return f"the device {worker.device.name} caches no prefixes"
@@ -249,10 +261,13 @@ def _unsupported_reason(config: EngineConfig, worker: Worker) -> str:
     return ""
 
 
-def _ranks_reason(config: EngineConfig) -> str:
+def _ranks_reason(config: EngineConfig, worker: Worker) -> str:
     """Why several ranks' blocks can't be saved and loaded, as a message; "": they can."""
-    if config.pipeline_parallel_size > 1:
-        return f"{config.pipeline_parallel_size} stages have the KV cache of other layers each"
+    if worker.stage is not None and len(worker.capacity.layout.groups) > 1:
+        return (
+            f"each of {worker.stage.size} stages has other kinds of "
+            f"{worker.loaded.spec.architecture}'s layers"
+        )
     if config.distributed_executor_backend == "external_launcher":
         return "ranks of a launcher would find other blocks in their tiers"
     if config.ec_transfer_config:

@@ -24,7 +24,7 @@ from tests.survey.tiny import prompts
 
 __all__ = ["checkpoint"]
 
-pytestmark = [pytest.mark.slow, pytest.mark.system, pytest.mark.usefixtures("compiler")]
+pytestmark = [pytest.mark.slow, pytest.mark.system]
 
 PROMPTS = prompts((1, 47, 16, 64))
 TOKENS = 300

@@ -204,14 +204,16 @@ def test_an_engine_that_is_lost_ends_those_that_need_its_experts(
         print(f"noticed after {seconds - 0.3:.2f} s")
 
 
-def test_what_cannot_share_experts_is_refused_by_name(
-    model_folder: Callable[[str], Path], tmp_path: Path
-) -> None:
+def test_what_cannot_share_experts_is_refused_by_name() -> None:
     launcher = {"distributed_executor_backend": "external_launcher", "data_parallel_size": 2}
     with pytest.raises(ConfigError, match="an engine is one replica"):
         EngineConfig(model="m", data_parallel_size=2)
     with pytest.raises(ConfigError, match="got 2 ranks"):
         EngineConfig(model="m", enable_expert_parallel=True, tensor_parallel_size=2, **launcher)
+
+
+@pytest.mark.slow
+def test_engines_without_experts_end(model_folder: Callable[[str], Path]) -> None:
     port = free_port()
     settings: dict[str, Any] = {}
     engines = [Engine(model_folder("llama"), rank, port, settings) for rank in range(2)]

@@ -12,7 +12,10 @@ import pytest
 from engine.contract.engine_config import EngineConfig
 from engine.contract.errors import ConfigError
 from engine.core.engine_core import EngineCore
+from tests.engine.families.conftest import checkpoint
 from tests.engine.kv_transfer.test_offloading import forget_kv_cache, make, prompt, run
+
+__all__ = ["checkpoint"]
 
 pytestmark = [pytest.mark.system, pytest.mark.usefixtures("compiler")]
 
@@ -21,7 +24,7 @@ Folder = Callable[[str], Path]
 
 @contextmanager
 def running(folder: Path, **settings: Any) -> Iterator[EngineCore]:
-    core = make(folder, num_threads=2, tensor_parallel_size=2, **settings)
+    core = make(folder, **{"num_threads": 2, "tensor_parallel_size": 2} | settings)
     resume, failures = core.executor.resume, list[str]()
 
     def counted() -> None:
@@ -36,16 +39,26 @@ def running(folder: Path, **settings: Any) -> Iterator[EngineCore]:
         core.shutdown()
 
 
-@pytest.mark.parametrize("async_scheduling", [True, pytest.param(False, marks=pytest.mark.slow)])
+STAGES = {"tensor_parallel_size": 1, "pipeline_parallel_size": 2}
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"async_scheduling": True},
+        pytest.param({"async_scheduling": False}, marks=pytest.mark.slow),
+        STAGES,
+        pytest.param({**STAGES, "tensor_parallel_size": 2}, marks=pytest.mark.slow),
+    ],
+)
 def test_two_ranks_load_what_they_have_saved_while_the_tier_evicts(
-    model_folder: Folder, async_scheduling: bool
+    model_folder: Folder, options: dict[str, Any]
 ) -> None:
     folder = model_folder("llama")
     prompts = {f"r{seed}": prompt(seed, 90 + seed) for seed in range(6)}
     expected = run(make(folder), prompts)
-    settings = {"kv_offloading_size": 0.0004, "async_scheduling": async_scheduling}
-    with running(folder, **settings) as core:
-        for _ in range(3):
+    with running(folder, kv_offloading_size=0.0004, **options) as core:
+        for _ in range(2):
             assert run(core, prompts) == expected
             forget_kv_cache(core)
             # Alone, what was used last is in the tier still.
@@ -59,26 +72,27 @@ def test_two_ranks_load_what_they_have_saved_while_the_tier_evicts(
 
 
 @pytest.mark.slow
-def test_sequences_of_two_ranks_are_swapped(model_folder: Folder) -> None:
+@pytest.mark.parametrize("options", [{}, STAGES])
+def test_sequences_of_two_ranks_are_swapped(model_folder: Folder, options: dict[str, Any]) -> None:
     folder = model_folder("llama")
     prompts = {f"r{seed}": prompt(seed, 60) for seed in range(5)}
     expected = run(make(folder), prompts)
-    with running(folder, swap_space=0.1, num_gpu_blocks_override=16) as core:
+    with running(folder, swap_space=0.1, num_gpu_blocks_override=16, **options) as core:
         assert run(core, prompts) == expected
         assert core.scheduler.num_preemptions
         assert core.scheduler.kv_connector.num_saved_blocks
 
 
 @pytest.mark.parametrize(
-    ("changes", "reason"),
+    ("family", "changes", "reason"),
     [
-        ({"kv_offloading_backend": "/tmp/tier"}, "2 ranks save blocks in host memory alone"),
-        ({"tensor_parallel_size": 1, "pipeline_parallel_size": 2}, "2 stages have the KV cache"),
+        ("llama", {"kv_offloading_backend": "/tmp/tier"}, "2 ranks save blocks in host memory"),
+        ("gemma2", STAGES, "each of 2 stages has other kinds of Gemma2ForCausalLM's layers"),
     ],
 )
 def test_what_ranks_cannot_save_is_refused_by_name(
-    model_folder: Folder, changes: dict[str, Any], reason: str
+    checkpoint: Folder, family: str, changes: dict[str, Any], reason: str
 ) -> None:
     options = {"tensor_parallel_size": 2, "kv_offloading_size": 0.01} | changes
     with pytest.raises(ConfigError, match=f"kv_offloading_size can't be used: {reason}"):
-        EngineCore(EngineConfig(model=str(model_folder("llama")), **options))
+        EngineCore(EngineConfig(model=str(checkpoint(family)), **options))
