@@ -184,11 +184,10 @@ class MultiprocExecutor(UniProcExecutor):
         try:
             self._ranks.broadcast("load")
             facts = super().load(progress)
-            computes_drafts = self.drafts.model is not None or self.drafts.heads is not None
-            if computes_drafts and self.worker.stage is not None:
+            if self.drafts.heads is not None and self.worker.stage is not None:
                 raise ConfigError(
-                    "speculative_config: drafts by a model or by heads can't be used with "
-                    f"{PIPELINE_PARAM}. Use ngram, or leave it out.",
+                    "speculative_config: drafts by heads can't be used with "
+                    f"{PIPELINE_PARAM}. Use a draft model or ngram, or leave it out.",
                     param="speculative_config",
                 )
             # No timeout, however slow a disk is: ranks are watched.

@@ -93,6 +93,8 @@ def append_accepted(
     result: StepResult,
 ) -> None:
     """Add the tokens after accepted drafts to rows whose first tokens are in `result`."""
+    # A sequence that was aborted while the step ran has left its row.
+    states = dict(zip(sampled.sampled, sampled.states, strict=False)) if sampled.drafted else {}
     for drafted in sampled.drafted:
         token_ids = result.token_ids[drafted.index]
         accepted = accepted_after(drafted.drafts, token_ids, token_by_logits_row[drafted.first :])
@@ -102,7 +104,7 @@ def append_accepted(
         batch.tokens[row, start : start + len(accepted)] = accepted
         batch.num_tokens[row] += len(accepted)
         batch.num_computed[row] -= len(drafted.drafts) - len(accepted)
-        batch.state(row).output_token_ids += accepted
+        states[drafted.index].output_token_ids += accepted
         scores = result.logprobs and result.logprobs[drafted.index]
         if scores:
             following = output.logprobs[drafted.first : drafted.first + len(accepted)]

@@ -80,6 +80,17 @@ def test_two_stages_give_the_bits_of_one(
         assert outputs(llm) == expect(folder, **options)
 
 
+def test_stages_verify_the_drafts_of_a_model(
+    deep_folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    drafts = {"model": str(deep_folder), "num_speculative_tokens": 3}
+    with running(deep_folder, 1, pipeline_parallel_size=2, speculative_config=drafts) as llm:
+        assert outputs(llm) == expect(deep_folder)
+        assert llm.core.snapshot().spec_decode_num_accepted_tokens_total
+    # Warming up aborts a sequence whose drafts are being verified.
+    assert not [text for text in caplog.messages if " failed with " in text]
+
+
 def test_stages_draw_the_same_tokens_under_a_grammar(model_folder: Folder) -> None:
     params = SamplingParams(
         temperature=1.0,
