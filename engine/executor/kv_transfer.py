@@ -235,7 +235,8 @@ def _own_layout(worker: Worker) -> KVCacheConfig:
     layout = worker.capacity.layout
     if worker.stage is None:
         return layout
-    return single_group_config(len(worker.loaded.model.kv_caches), layout.groups[0].window)
+    num_layers = len(_kv_caches(worker.loaded.model))
+    return single_group_config(num_layers, layout.groups[0].window)
 
 
 def _gib(size: float) -> int:

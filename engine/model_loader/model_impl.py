@@ -373,8 +373,6 @@ def _native(
     if outside is not None:
         reject_ranks(order, "a model class of your own")
     if vision is not None:
-        if order.stage is not None:
-            reject_ranks(order, "a model that sees")
         _check_vision_device(order)
         spec = dataclasses.replace(
             decoder_spec(vision.text_config),

@@ -554,14 +554,14 @@ class NativeDecoder(SupportsLoRA):
     def _deep_embeds(
         self, embeds: tuple[Tensor, Tensor] | None, residual: Tensor
     ) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """Return indices of tokens, and for each of the first layers what is added to its results
-        there.
+        """Return indices of tokens, and for each of the model's first layers that are here what is
+        added to its results there.
         """
         if embeds is None or embeds[1].shape[1] == self.spec.hidden_size:
             return torch.empty(0), ()
         indices, vectors = embeds
         parts = vectors.to(residual).split(self.spec.hidden_size, dim=1)
-        return indices.to(residual.device), parts[1:]
+        return indices.to(residual.device), parts[1 + self.first_layer :]
 
     def _embed(self, token_ids: Tensor, context: AttentionMetadata) -> Tensor:
         """Return [num_tokens, hidden], a new tensor."""

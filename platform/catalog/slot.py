@@ -145,7 +145,7 @@ class ReplicaSlot:
         ours, its = os.pipe() if self._log is not None else (None, None)
         # Behind a pipe it can't detect that a person is watching.
         env = {"QUIRE_TERMINAL": "1"} if its is not None and os.isatty(2) else {}
-        env |= self._environment | more
+        env = {**self._environment, **more, **env}
         try:
             process = spawn(
                 self.command,

@@ -202,7 +202,8 @@ class Supervisor:
         serves until another one is ready, if the memory suffices for both.
         """
         pair = [first, self._slot(model, 1)]
-        current, outdated = [], []
+        current: list[ReplicaSlot] = []
+        outdated: list[ReplicaSlot] = []
         for desired in pair:
             slot = self.slots.get(desired.replica_id)
             if slot is not None and not slot.stopping:

@@ -41,7 +41,7 @@ def family(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[Pa
     return get
 
 
-def _prompts(family: str) -> list[dict[str, Any]]:
+def picture_prompts(family: str) -> list[dict[str, Any]]:
     """Prompts with none, one and several pictures of many shapes."""
     image = PLACEHOLDERS.get(family, IMAGE_TOKEN)
     one, wide, tall = picture(1, 60, 40), picture(2, 100, 30), picture(3, 30, 90)
@@ -67,7 +67,7 @@ def test_tokens_equal_those_of_transformers(
     family: Callable[[str], tuple[Path, Any, Any]], name: str
 ) -> None:
     folder, model, processor = family(name)
-    prompts = _prompts(name)
+    prompts = picture_prompts(name)
     expected_tokens = [
         expected(
             model,
@@ -97,7 +97,7 @@ def test_experts_are_read_in_both_ways_that_files_of_qwen3_vl_have_them(
         if ".mlp.experts." in name:
             weights[name] = weight.transpose(1, 2).contiguous()
     save_file(weights, tmp_path / "model" / "model.safetensors", metadata={"format": "pt"})
-    prompts = _prompts("qwen3_vl_moe")[1:2]
+    prompts = picture_prompts("qwen3_vl_moe")[1:2]
     options: Any = {"dtype": "float32", "num_gpu_blocks_override": 256}
     tokens = [
         generate_tokens(LLM(str(path), **options), prompts) for path in (folder, tmp_path / "model")
@@ -110,7 +110,7 @@ def test_cut_prompts_and_preempted_sequences_give_the_same_tokens(
     family: Callable[[str], tuple[Path, Any, Any]], name: str
 ) -> None:
     folder, _, _ = family(name)
-    prompts = _prompts(name)[1:]
+    prompts = picture_prompts(name)[1:]
     expected_token_ids = generate_tokens(
         LLM(str(folder), dtype="float32", num_gpu_blocks_override=256), prompts
     )
@@ -392,7 +392,7 @@ def test_gemma3_gives_the_same_tokens_without_compiled_kernels(
     family: Callable[[str], tuple[Path, Any, Any]],
 ) -> None:
     folder, _, _ = family("gemma3")
-    prompts = _prompts("gemma3")
+    prompts = picture_prompts("gemma3")
     options: dict[str, Any] = {"dtype": "float32", "num_gpu_blocks_override": 256}
     compiled, baseline_llm = (
         LLM(str(folder), **options),

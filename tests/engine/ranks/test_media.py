@@ -1,4 +1,4 @@
-"""Models that hear, shared by ranks; those that see are in tests/features."""
+"""Models that hear, shared by ranks, and models that see, in stages."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 
 from engine import LLM, SamplingParams
+from tests.engine.multimodal.models import FAMILIES
+from tests.engine.multimodal.test_vision_families import generate_tokens, picture_prompts
 from tests.engine.speech.models import START, make_whisper, sound
 
 pytestmark = [pytest.mark.system, pytest.mark.usefixtures("compiler")]
@@ -36,3 +38,34 @@ def test_two_ranks_hear_what_one_hears(tmp_path: Path) -> None:
         finally:
             llm.llm_engine.core.shutdown()
     assert reported[0] == reported[1]
+
+
+#: Positions in planes, and sums in several layers.
+QUICK = ("qwen3_vl",)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=[] if name in QUICK else [pytest.mark.slow])
+        for name in sorted(FAMILIES)
+    ],
+)
+def test_two_stages_see_what_one_sees(name: str, tmp_path: Path) -> None:
+    FAMILIES[name](tmp_path)
+    tokens = []
+    for num_stages in (1, 2):
+        llm = LLM(
+            str(tmp_path),
+            dtype="float32",
+            num_gpu_blocks_override=256,
+            max_num_batched_tokens=64,
+            num_threads=2,
+            pipeline_parallel_size=num_stages,
+        )
+        try:
+            # With pictures, and with what is cached of them.
+            tokens.append([generate_tokens(llm, picture_prompts(name)) for _ in range(2)])
+        finally:
+            llm.llm_engine.core.shutdown()
+    assert tokens[0] == tokens[1]
