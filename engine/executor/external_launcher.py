@@ -66,8 +66,8 @@ class ExternalExecutor(UniProcExecutor):
         sockets = stage_sockets(state, meeting.connect())
         # Threads and CPUs are shared by the ranks of a model, or by the engines of a group.
         group = self._peers if config.shares_experts else meeting
-        place, size = group.local_ranks.index(group.state.rank), len(group.local_ranks)
-        super().__init__(rank_config(config, place, size, ops), memory, sockets, expert_memory)
+        local_rank, size = group.local_ranks.index(group.state.rank), len(group.local_ranks)
+        super().__init__(rank_config(config, local_rank, size, ops), memory, sockets, expert_memory)
         self._lockstep: ExpertLockstep | None = None
         if expert_memory is not None and self.worker.expert_ranks is not None:
             self._lockstep = ExpertLockstep(self.worker, self.worker.expert_ranks, expert_memory)

@@ -121,7 +121,7 @@ def make_kv_transfer(config: EngineConfig, worker: Worker) -> KVTransfer | None:
         )
     if worker.rank:
         host_bytes = _host_bytes(config)
-        return KVTransfer(RankConnector(host_bytes, _own_layout(worker)))
+        return KVTransfer(RankConnector(host_bytes, _local_layout(worker)))
     if settings.kv_connector != MULTI_CONNECTOR:
         return KVTransfer(_make_connector(settings, config, worker))
     connectors = [_make_connector(part, config, worker) for part in settings.connectors]
@@ -154,7 +154,7 @@ def _make_offloading_connector(
             param="kv_offloading_size",
         )
     size, host_bytes = _gib(config.kv_offloading_size), _host_bytes(config)
-    layout = _own_layout(worker)
+    layout = _local_layout(worker)
     block_bytes = BlockBuffers(_kv_caches(worker.loaded.model), layout).block_bytes
     backend = config.kv_offloading_backend
     has_storage = offloads and backend != NATIVE
@@ -230,7 +230,7 @@ def _kv_caches(model: Any) -> dict[str, tuple[Tensor, ...]]:
     return layers | ({"states": states} if states else {})
 
 
-def _own_layout(worker: Worker) -> KVCacheConfig:
+def _local_layout(worker: Worker) -> KVCacheConfig:
     """The KV cache groups of the layers that this worker has."""
     layout = worker.capacity.layout
     if worker.stage is None:

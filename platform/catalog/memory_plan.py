@@ -21,12 +21,12 @@ class MemoryPlan:
     Attributes:
         text: replicas, their ranks and their estimated memory beside the machine's, as a phrase.
         fits: whether the machine has as much memory, free or not.
-        fits_beside: whether the free memory suffices for one replica more.
+        fits_extra: whether the free memory suffices for one replica more.
     """
 
     text: str
     fits: bool
-    fits_beside: bool
+    fits_extra: bool
 
 
 def plan_memory(model: ServedModel, node: str = "") -> MemoryPlan | None:

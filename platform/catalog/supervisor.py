@@ -82,7 +82,7 @@ def publish_starting_heartbeat(client: redis.Redis, prefix: str, slot: ReplicaSl
     )
 
 
-def meeting_place() -> dict[str, str]:
+def rendezvous_environment() -> dict[str, str]:
     """Environment by which the processes of a group find each other: a free port, anew each time,
     where those of an earlier group don't come.
     """
@@ -221,7 +221,7 @@ class Supervisor:
             plan = plan_memory(model, self.node)
         except QuireError:
             return False
-        return plan is not None and plan.fits_beside
+        return plan is not None and plan.fits_extra
 
     def _log_plan(self, model: ServedModel) -> None:
         """Log once what a model's replicas will take, before they start or change."""
@@ -338,7 +338,7 @@ class Supervisor:
                 if slot.process is not None and not slot.stopping:
                     slot.kill_with_group()
         if all(slot.is_due(self._is_occupied(slot)) for slot in group):
-            environment = meeting_place() if len(group) > 1 else {}
+            environment = rendezvous_environment() if len(group) > 1 else {}
             for slot in group:
                 slot.start(environment)
                 if slot.process is not None:

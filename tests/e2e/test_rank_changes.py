@@ -102,12 +102,12 @@ async def test_a_models_ranks_change_under_load_and_no_request_fails(
     flags = ("--model", str(folder), "--served-model-name", "m", "--no-worker")
     with running(tmp_path, *flags, "--num-threads", "2") as product:
         async with connected(product) as client:
-            is_over = asyncio.Event()
+            finished = asyncio.Event()
 
             async def ask(number: int) -> int:
                 """Ask the same until it's over; the number of answers."""
                 count = 0
-                while not is_over.is_set():
+                while not finished.is_set():
                     assert await stream(client, number, asyncio.Event()) == expected[number]
                     count += 1
                 return count
@@ -125,7 +125,7 @@ async def test_a_models_ranks_change_under_load_and_no_request_fails(
                     while replicas(product) != [("ready", size)]:
                         assert not any(task.done() for task in asking)
                         await asyncio.sleep(0.2)
-            is_over.set()
+            finished.set()
             counts = await asyncio.gather(*asking)
     print(f"answers: {counts}")
     assert min(counts) > 2

@@ -461,7 +461,7 @@ def test_replicas_that_share_experts_start_and_end_together(
             )
             for pid in Replica.objects.values_list("pid", flat=True)
         ]
-        return [tuple(map(each.get, names)) for each in fields]
+        return [tuple(map(variables.get, names)) for variables in fields]
 
     tick_until(supervisor, ready(2), "both are ready")
     first = launched()
@@ -528,7 +528,9 @@ def test_the_only_replica_serves_until_its_successor_does_where_memory_suffices(
 
     def change(length: int, *, keeps_serving: bool) -> str:
         """The id of the replica that serves in the end."""
-        before = set(Replica.objects.filter(state="ready").values_list("replica_id", flat=True))
+        previous_ids = set(
+            Replica.objects.filter(state="ready").values_list("replica_id", flat=True)
+        )
         actions.update_model(actor=SYSTEM_ACTOR, model=model, settings={"max_model_len": length})
 
         def replaced() -> bool:
@@ -539,7 +541,7 @@ def test_the_only_replica_serves_until_its_successor_does_where_memory_suffices(
         tick_until(supervisor, replaced, "it is replaced")
         tick_until(supervisor, lambda: states().count("ready") == 1, "one is ready")
         after = Replica.objects.get(state="ready").replica_id
-        assert (after not in before) == keeps_serving
+        assert (after not in previous_ids) == keeps_serving
         return after
 
     first = Replica.objects.get().replica_id
