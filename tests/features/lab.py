@@ -142,6 +142,9 @@ class Lab:
             role = "kv_producer" if number == PREFILL else "kv_consumer"
             settings |= {"kv_transfer_config": {"kv_role": role}}
             settings |= {"kv_offloading_backend": self._tier}
+            if "pictures" in features:
+                role = "ec_producer" if number == PREFILL else "ec_consumer"
+                settings |= {"ec_transfer_config": {"ec_role": role}}
         settings |= changes
         key = json.dumps([settings, number], sort_keys=True)
         if key not in self._cores:
@@ -303,10 +306,19 @@ class Lab:
 
 
 def _prefilled(core: EngineCore, requests: list[EngineRequest]) -> list[EngineRequest]:
-    """The requests, once an engine has computed and saved their prompts, as gateways ask for it."""
-    for engine_request in requests:
-        sampling = SamplingParams(max_tokens=1, temperature=0)
-        core.add_request(msgspec.structs.replace(engine_request, sampling=sampling, token_cap=None))
+    """The requests, once an engine has computed and saved their prompts, those with pictures up to
+    the last, as gateways ask for it.
+    """
+    sampling = SamplingParams(max_tokens=1, temperature=0)
+    for request in requests:
+        prompt, pictures = request.prompt_token_ids, request.media
+        if core.config.ec_transfer_config and pictures:
+            prompt = prompt[: max(item.end for item in pictures)]
+        core.add_request(
+            msgspec.structs.replace(
+                request, prompt_token_ids=prompt, sampling=sampling, token_cap=None
+            )
+        )
     while core.has_work:
         core.step()
     assert core.scheduler.kv_connector is not None
