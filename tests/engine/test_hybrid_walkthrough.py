@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from engine.kv_cache import NULL_BLOCK, BlockHashes, make_coordinator
-from engine.kv_cache.coordinator import HybridKVCacheCoordinator, UnitaryKVCacheCoordinator
+from engine.kv_cache.coordinators import HybridKVCacheCoordinator, UnitaryKVCacheCoordinator
 from engine.kv_cache.kv_cache_config import make_kv_cache_config, single_group_config
 from engine.kv_cache.prefix_cache import group_key
 from engine.kv_cache.single_type_managers import FullAttentionManager, SlidingWindowManager

@@ -310,20 +310,20 @@ def _prefilled(core: EngineCore, requests: list[EngineRequest]) -> list[EngineRe
     the last, as gateways ask for it.
     """
     sampling = SamplingParams(max_tokens=1, temperature=0)
-    for request in requests:
-        prompt, pictures = request.prompt_token_ids, request.media
+    for asked in requests:
+        prompt, pictures = asked.prompt_token_ids, asked.media
         if core.config.ec_transfer_config and pictures:
             prompt = prompt[: max(item.end for item in pictures)]
         core.add_request(
             msgspec.structs.replace(
-                request, prompt_token_ids=prompt, sampling=sampling, token_cap=None
+                asked, prompt_token_ids=prompt, sampling=sampling, token_cap=None
             )
         )
     while core.has_work:
         core.step()
     assert core.scheduler.kv_connector is not None
     core.scheduler.kv_connector.wait_until_saved(60)
-    return [msgspec.structs.replace(request, prefilled=True) for request in requests]
+    return [msgspec.structs.replace(asked, prefilled=True) for asked in requests]
 
 
 def _max_tokens_of(asked: EngineRequest) -> int:

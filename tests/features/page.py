@@ -46,7 +46,8 @@ encoded by mBART.
 Speculation's drafts are mostly right; the draft model is the model itself with slightly different
 weights; the heads are EAGLE's, trained on the requests' outputs. A tier is in host memory, and the
 KV cache is empty between two runs. Of a disaggregated pair one engine computes the prompts (up to
-the last picture, which it encodes), another loads what it made from a folder. Two ranks share a model.
+the last picture, which it encodes), another loads what it made from a folder. Two ranks share a
+model.
 
 """
 
