@@ -153,7 +153,6 @@ class Migration(migrations.Migration):
                             ("fetching", "Being fetched"),
                             ("uploaded", "Waiting for its check"),
                             ("validating", "Being checked"),
-                            ("probing", "Being probed"),
                             ("ready", "Ready"),
                             ("live", "Live"),
                             ("failed", "Refused"),
