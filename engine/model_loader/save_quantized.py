@@ -23,7 +23,7 @@ from engine.models.decoder import NativeDecoder
 from engine.models.decoder_spec import DecoderSpec
 from engine.models.interface import EngineModel
 from engine.models.layers.describe import describe
-from engine.models.layers.linear import ModelDescription, MoeBlock
+from engine.models.layers.linear import ModelDescription, MoeBlock, described_linears
 from engine.models.registry import read_config
 from engine.quantization.formats.matrices import kernel_group_size
 from kernels.linear_factory import group_size_for
@@ -181,7 +181,7 @@ def _has_full_groups(width: int, quantization: str) -> bool:
 
 def _linear_names(model: ModelDescription, spec: DecoderSpec) -> Iterator[str]:
     for layer in model.layers:
-        for linear in layer.linears():
+        for linear in described_linears(layer):
             if linear.quantized:
                 yield from (part.name for part in linear.parts)
         experts = layer.mlp

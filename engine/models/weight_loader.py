@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from functools import cached_property
 from typing import Any
 
@@ -19,7 +19,6 @@ from engine.models.layers.linear import (
     AltUpWeights,
     AttentionDescription,
     AttentionWeights,
-    CrossDescription,
     CrossWeights,
     FusedLinear,
     LatentDescription,
@@ -41,6 +40,7 @@ from engine.models.layers.linear import (
     StateWeights,
     TableDescription,
     TokenMixerWeights,
+    described_linears,
 )
 from engine.models.layers.moe import (
     Weights,
@@ -120,7 +120,7 @@ class WeightLoader:
         """
         some_packed = hasattr(self.weights, "is_packed")
         for layer in model.layers:
-            for linear in layer.linears():
+            for linear in described_linears(layer):
                 for part in linear.parts:
                     if self.has_packed(part.name):
                         self.weight_source(part.name, part.rows, linear.columns)
@@ -346,28 +346,23 @@ class WeightLoader:
             residual_mlp=None if residual_mlp is None else self.mlp(residual_mlp),
             shared=None if layer.shared is None else self._shared_block(layer.shared),
             altup=None if layer.altup is None else self._altup(layer.altup),
-            cross=None if cross is None else self._cross(cross),
+            cross=None if cross is None else CrossWeights(**self._parts(cross)),
         )
+
+    def _parts(self, described: Any) -> dict[str, Any]:
+        """Load a description's norms and linear layers, by their fields' names."""
+        loaders: dict[type, Any] = {NormDescription: self.norm, FusedLinear: self.linear}
+        parts = ((part.name, getattr(described, part.name)) for part in fields(described))
+        return {
+            name: loaders[type(part)](part) if type(part) in loaders else part
+            for name, part in parts
+        }
 
     def _altup(self, altup: AltUpDescription) -> AltUpWeights:
         scale = None
         if altup.output_scale:
             scale = self.vector(altup.output_scale, self.spec.hidden_size)
-        return AltUpWeights(
-            input_norm=self.norm(altup.input_norm),
-            router_norm=self.norm(altup.router_norm),
-            router=self.linear(altup.router),
-            prediction=self.linear(altup.prediction),
-            correction=self.linear(altup.correction),
-            output_scale=scale,
-            laurel_down=self.linear(altup.laurel_down),
-            laurel_up=self.linear(altup.laurel_up),
-            laurel_norm=self.norm(altup.laurel_norm),
-            gate=self.linear(altup.gate),
-            projection=self.linear(altup.projection),
-            projection_norm=self.norm(altup.projection_norm),
-            sparsity=altup.sparsity,
-        )
+        return AltUpWeights(**{**self._parts(altup), "output_scale": scale})
 
     def altup_model(self, altup: AltUpModelDescription) -> AltUpModelWeights:
         """Load what a model with several hidden states has beside its layers."""
@@ -429,14 +424,6 @@ class WeightLoader:
             round_inputs=self.scheme.bf16_inputs,
         )
         return LowRankLinear(self.ops, layer, self.ops.pack_lora(weights))
-
-    def _cross(self, cross: CrossDescription) -> CrossWeights:
-        return CrossWeights(
-            norm=self.norm(cross.norm),
-            queries=self.linear(cross.queries),
-            kv=self.linear(cross.kv),
-            output=self.linear(cross.output),
-        )
 
     def _attention(self, attention: AttentionDescription) -> AttentionWeights:
         spec, shard = self.spec, self.shard

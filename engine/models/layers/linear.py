@@ -179,10 +179,6 @@ class SparseIndexDescription:
     key_norm: NormDescription
     weights: FusedLinear
 
-    def linears(self) -> Iterator[FusedLinear]:
-        """Yield its linear layers."""
-        yield from (self.queries, self.keys, self.weights)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LatentDescription:
@@ -244,10 +240,6 @@ class SharedBlockDescription:
     output: FusedLinear
     mixer_norm: NormDescription
 
-    def linears(self) -> Iterator[FusedLinear]:
-        """Yield its linear layers without the adapters."""
-        yield from (self.attention.qkv, self.attention.o, self.mlp.up, self.mlp.down, self.output)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AltUpDescription:
@@ -272,11 +264,6 @@ class AltUpDescription:
     projection: FusedLinear
     projection_norm: NormDescription
     sparsity: float
-
-    def linears(self) -> Iterator[FusedLinear]:
-        """Yield its linear layers."""
-        yield from (self.router, self.prediction, self.correction)
-        yield from (self.laurel_down, self.laurel_up, self.gate, self.projection)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -386,28 +373,14 @@ class LayerDescription:
             if part is not None:
                 yield from part.linears()
 
-    def linears(self) -> Iterator[FusedLinear]:
-        """Yield its linear layers, except routed experts."""
-        yield from (linear for _, linear in self.attention_linears())
-        if isinstance(self.attention, LatentDescription) and self.attention.index is not None:
-            yield from self.attention.index.linears()
-        if self.shared is not None:
-            yield from self.shared.linears()
-        if self.altup is not None:
-            yield from self.altup.linears()
-        if self.cross is not None:
-            yield from (self.cross.queries, self.cross.kv, self.cross.output)
-        if isinstance(self.mlp, MoeBlock):
-            yield self.mlp.router
-            if self.mlp.shared_gate is not None:
-                yield self.mlp.shared_gate
-            mlps = (self.mlp.shared, self.residual_mlp)
-        else:
-            mlps = (self.mlp, self.residual_mlp)
-        for mlp in mlps:
-            if mlp is not None:
-                yield mlp.up
-                yield mlp.down
+
+def described_linears(description: object) -> Iterator[FusedLinear]:
+    """Yield the linear layers of a description and of its parts, except routed experts."""
+    if isinstance(description, FusedLinear):
+        yield description
+    elif is_dataclass(description):
+        for part in fields(description):
+            yield from described_linears(getattr(description, part.name))
 
 
 @dataclass(frozen=True, slots=True)
@@ -459,7 +432,23 @@ def experts_of(experts: MoeBlock) -> Iterator[tuple[str, FusedLinear]]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LruWeights:
+class WeightGroup:
+    """Weights that are loaded and run together."""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of weights that a pass over a token reads."""
+        parts = (getattr(self, part.name) for part in fields(self))
+        return sum(part.nbytes for part in parts if isinstance(part, _READ_PARTS))
+
+
+_READ_PARTS = (
+    LinearLayer, PerHeadLinear, AttentionWeights, MlpWeights, MixtureOfExperts, WeightGroup,
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LruWeights(WeightGroup):
     """Learned weights of a real-gated linear recurrent unit.
 
     Attributes:
@@ -474,7 +463,7 @@ class LruWeights:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StateWeights:
+class StateWeights(WeightGroup):
     """See `StateDescription`. `conv` [width, channels] and all fields after it but `lru` are
     float32.
 
@@ -497,16 +486,9 @@ class StateWeights:
     selection_norms: tuple[NormWeights, ...]
     lru: LruWeights | None = None
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes that a pass over a token reads."""
-        head_gates = None if self.lru is None else self.lru.gates
-        parts = (self.inputs, self.selection, self.rates, self.gates, head_gates, self.output)
-        return sum(part.nbytes for part in parts if part is not None)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SparseIndexWeights:
+class SparseIndexWeights(WeightGroup):
     """See `SparseIndexDescription`; the norm's tensors are float32 [head_dim]."""
 
     queries: LinearLayer
@@ -515,14 +497,9 @@ class SparseIndexWeights:
     key_norm_bias: Tensor
     weights: LinearLayer
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes that a pass over a token reads."""
-        return self.queries.nbytes + self.keys.nbytes + self.weights.nbytes
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LatentWeights:
+class LatentWeights(WeightGroup):
     """See `LatentDescription`; norms are float32.
 
     Attributes:
@@ -541,18 +518,12 @@ class LatentWeights:
     cos_sin: Tensor | None
     index: SparseIndexWeights | None = None
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes that a pass over a token reads."""
-        parts = (self.inputs, self.queries, self.into, self.out_of, self.o, self.index)
-        return sum(part.nbytes for part in parts if part is not None)
-
 
 TokenMixerWeights = AttentionWeights | StateWeights | LatentWeights
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SharedBlockWeights:
+class SharedBlockWeights(WeightGroup):
     """See `SharedBlockDescription`; layers with the same block share its tensors."""
 
     attention_norm: NormWeights
@@ -562,14 +533,9 @@ class SharedBlockWeights:
     output: LinearLayer
     mixer_norm: NormWeights
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes that a pass over a token reads."""
-        return self.attention.nbytes + self.mlp.nbytes + self.output.nbytes
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AltUpWeights:
+class AltUpWeights(WeightGroup):
     """See `AltUpDescription`; `output_scale` is float32 [hidden] or None."""
 
     input_norm: NormWeights
@@ -586,15 +552,6 @@ class AltUpWeights:
     projection_norm: NormWeights
     sparsity: float
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes that a pass over a token reads."""
-        products = (
-            self.router, self.prediction, self.correction, self.laurel_down, self.laurel_up,
-            self.gate, self.projection,
-        )  # fmt: skip
-        return sum(product.nbytes for product in products)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AltUpModelWeights:
@@ -608,7 +565,7 @@ class AltUpModelWeights:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CrossWeights:
+class CrossWeights(WeightGroup):
     """See `CrossDescription`."""
 
     norm: NormWeights
@@ -623,7 +580,7 @@ class CrossWeights:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LayerWeights:
+class LayerWeights(WeightGroup):
     """See `LayerDescription`. Both plain and compiled layers are built from these weights.
 
     It has an `mlp` or `experts`, or neither.
@@ -643,15 +600,6 @@ class LayerWeights:
     shared: SharedBlockWeights | None = None
     altup: AltUpWeights | None = None
     cross: CrossWeights | None = None
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of weights that a pass over a token reads."""
-        blocks = (
-            self.attention, self.state, self.mlp, self.experts, self.residual_mlp, self.shared,
-            self.altup, self.cross,
-        )  # fmt: skip
-        return sum(block.nbytes for block in blocks if block is not None)
 
 
 def named_tensors(weights: object, name: str) -> Iterator[tuple[str, Tensor]]:

@@ -9,7 +9,12 @@ import pytest
 from safetensors import safe_open
 
 from engine.models.layers.describe import describe
-from engine.models.layers.linear import FusedLinear, MoeBlock, NormDescription
+from engine.models.layers.linear import (
+    FusedLinear,
+    MoeBlock,
+    NormDescription,
+    described_linears,
+)
 from engine.models.registry import decoder_spec, read_config
 from tests.engine.families.conftest import NATIVE
 
@@ -31,7 +36,7 @@ def test_all_that_is_described_is_in_the_checkpoint(
     linears: list[FusedLinear] = []
     norms: list[NormDescription] = [described.embedding_norm, described.final_norm]
     for layer in described.layers:
-        linears += layer.linears()
+        linears += described_linears(layer)
         norms += [layer.input_norm, layer.attention_out_norm, layer.mlp_out_norm]
         norms += [norm for norm in (layer.mlp_norm, layer.residual_norm) if norm is not None]
     assert len(described.layers) == spec.num_layers
