@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 from engine.contract.engine_config import EngineConfig
@@ -254,10 +253,6 @@ class LLM(PoolingMethods, BeamSearchMethods):
             prompt: dict[str, Any] = {"prompt_token_ids": ids, "prompt": text}
             prompts.append(prompt | {"multi_modal_data": media} if media else prompt)
         return prompts
-
-    def save_quantized(self, path: str | Path) -> list[Path]:
-        """Save the model as compressed-tensors; see `LLMEngine.save_quantized`."""
-        return self.llm_engine.save_quantized(path)
 
     def load_report(self) -> list[LayerReport]:
         """Return how each layer's weights were loaded; empty for a model in another library."""
