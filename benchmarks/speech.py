@@ -15,7 +15,6 @@ import time
 import wave
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 
 import numpy as np
 
@@ -114,6 +113,13 @@ class Ours:
         return seconds
 
 
+def read_speech(path: str) -> np.ndarray:
+    """Samples of a file of 16 bits, float32 [n]."""
+    with wave.open(path) as file:
+        samples = np.frombuffer(file.readframes(file.getnframes()), "<i2")
+    return samples.astype(np.float32) / 32768
+
+
 def measure(turns: int, **runs: Callable[[], float]) -> dict[str, float]:
     """The median of each run's seconds, in turns, after one that isn't counted."""
     seconds: dict[str, list[float]] = {name: [] for name in runs}
@@ -134,8 +140,7 @@ def main() -> None:
     parser.add_argument("--turns", type=int, default=5)
     parser.add_argument("--kinds", nargs="+", default=["float32", "int8"])
     options = parser.parse_args()
-    with wave.open(str(Path(options.speech))) as file:
-        speech = np.frombuffer(file.readframes(file.getnframes()), "<i2").astype(np.float32) / 32768
+    speech = read_speech(options.speech)
     length, threads = len(speech) / RATE, len(os.sched_getaffinity(0))
     for kind in options.kinds:
         peer = Peer(options.peer, options.folder, options.speech, kind, str(threads), str(STREAMS))

@@ -76,7 +76,13 @@ def log_mel(samples: np.ndarray, num_mels: int, num_frames: int) -> np.ndarray:
     """Return features, float32 [num_mels, num_frames], of samples at `SAMPLE_RATE`, which are
     padded with silence or cut.
     """
-    return scale_window(log_powers(samples, num_mels, num_frames), num_frames)
+    num_heard = min(_num_heard(samples), num_frames)
+    return scale_window(log_powers(samples, num_mels, num_heard), num_frames)
+
+
+def _num_heard(samples: np.ndarray) -> int:
+    """Return the number of frames up to the last one that contains any of the samples."""
+    return len(samples) // HOP + _FRAME // HOP + 1
 
 
 def log_powers(samples: np.ndarray, num_mels: int, num_frames: int) -> np.ndarray:
@@ -118,7 +124,7 @@ def scale_window(powers: np.ndarray, num_frames: int) -> np.ndarray:
 
 def stretch_powers(samples: np.ndarray, num_mels: int) -> np.ndarray:
     """Return `log_powers` of all frames that contain any of the samples."""
-    return log_powers(samples, num_mels, len(samples) // HOP + _FRAME // HOP + 1)
+    return log_powers(samples, num_mels, _num_heard(samples))
 
 
 def window_tensors(powers: np.ndarray, num_frames: int) -> MediaTensors:

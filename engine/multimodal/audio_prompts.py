@@ -15,8 +15,7 @@ from engine.multimodal.audio import (
     FEATURES,
     HOP,
     SAMPLE_RATE,
-    log_powers,
-    scale_window,
+    log_mel,
 )
 from engine.multimodal.inputs import (
     EMBEDS,
@@ -232,8 +231,7 @@ class AudioProcessor:
         if not num_tokens:
             raise InvalidRequest("The audio is too short: nothing is left of it.", param=param)
         num_padded = layout.pad_frames(num_frames)
-        powers = log_powers(np.concatenate(parts), layout.num_mels, num_padded)
-        features = scale_window(powers, num_padded)
+        features = log_mel(np.concatenate(parts), layout.num_mels, num_padded)
         if not layout.reads_padding:
             features = features[:, :num_frames]
         tensors = {

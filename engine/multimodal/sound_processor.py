@@ -9,13 +9,13 @@ import numpy as np
 
 from engine.contract.errors import InvalidRequest
 from engine.multimodal.audio import (
+    FEATURES,
     HOP,
     SAMPLE_RATE,
     check_sample_rate,
     check_samples,
-    log_powers,
+    log_mel,
     resample,
-    window_tensors,
 )
 from engine.multimodal.inputs import encode_tensors, media_digest
 from engine.multimodal.processor import PreparedMedia
@@ -63,8 +63,7 @@ class SoundProcessor:
         Raises `InvalidRequest` for invalid audio, or audio longer than a window.
         """
         values = read_samples(audio, self.window_seconds)
-        powers = log_powers(values, self.num_mels, self.num_frames)
-        tensors = window_tensors(powers, self.num_frames)
+        tensors = {FEATURES: log_mel(values, self.num_mels, self.num_frames)}
         encoded = encode_tensors(tensors)
         return PreparedMedia(
             kind="audio",

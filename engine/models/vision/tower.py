@@ -129,9 +129,9 @@ class VisionLayer:
             q, k, v = (part.unflatten(0, (batch, length)).transpose(1, 2) for part in (q, k, v))
             attended = torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=mask)
             attended = attended.transpose(1, 2).reshape(batch * length, hidden)
-        x = x + self.output(attended).view(batch, length, hidden)
+        x = self.output(attended).view(batch, length, hidden).add_(x)
         flat = self.mlp(self.mlp_norm(x.flatten(0, 1)))
-        return x + flat.view(batch, length, hidden)
+        return flat.view(batch, length, hidden).add_(x)
 
 
 def ungated_activation(ops: KernelSet, name: str) -> Transform:
