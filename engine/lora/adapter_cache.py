@@ -60,7 +60,7 @@ class AdapterEntry:
         used_at: the manager's clock at the latest request.
         last_used_at: monotonic seconds of the last use.
         vocab_size: vocabulary of its rows if it adds tokens; 0: the model's.
-        changes_vision: whether it changes the encoding of images.
+        changes_encoder: see `AdapterWeights`.
     """
 
     ref: AdapterRef
@@ -74,7 +74,7 @@ class AdapterEntry:
     used_at: int = 0
     last_used_at: float = field(default_factory=time.monotonic)
     vocab_size: int = 0
-    changes_vision: bool = False
+    changes_encoder: bool = False
 
     @property
     def is_free(self) -> bool:
@@ -128,10 +128,10 @@ class AdapterManager:
         entry = self._entries.get(digest)
         return None if entry is None or entry.loading is not None else entry.vocab_size
 
-    def changes_vision(self, digest: str) -> bool:
-        """Whether an adapter on the device changes the encoding of images."""
+    def changes_encoder(self, digest: str) -> bool:
+        """Whether an adapter on the device changes the encoding of images, sound or texts."""
         entry = self._entries.get(digest)
-        return entry is not None and entry.changes_vision
+        return entry is not None and entry.changes_encoder
 
     @property
     def has_pending(self) -> bool:
@@ -271,7 +271,7 @@ class AdapterManager:
             return self._reject(digest, _as_refusal(error))
         entry.loading, entry.rank, entry.num_bytes = None, facts.rank, facts.num_bytes
         entry.vocab_size, entry.load_seconds = facts.vocab_size, facts.load_seconds
-        entry.changes_vision = facts.changes_vision
+        entry.changes_encoder = facts.changes_encoder
         entry.last_used_at = time.monotonic()
         self._num_loads += 1
         self._load_seconds += facts.load_seconds

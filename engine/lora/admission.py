@@ -61,13 +61,15 @@ class AdapterAdmission:
         ]
 
     def _apply_adapter(self, request: Request) -> None:
-        """Let the adapter, which is on the device, decide what a request's pictures are encoded by,
+        """Let the adapter, which is on the device, decide how a request's media are encoded,
         and which tokens there are.
         """
         request.vocab_size = self._adapter_vocab_size(request.message) or 0
         digest = request.message.adapter_digest
-        if request.media and digest and self._pool.changes_vision(digest):
+        if digest and self._pool.changes_encoder(digest):
             request.media = [item.with_adapter(digest) for item in request.media]
+            if request.encoder_input is not None:
+                request.encoder_input = request.encoder_input.with_adapter(digest)
 
     def _start_waiting(self, request: Request) -> InvalidRequest | None:
         """Check a request against its adapter's vocabulary, which is known once it is loaded."""

@@ -37,14 +37,14 @@ class AdapterFacts:
         num_bytes: bytes of device memory.
         load_seconds: seconds that loading took.
         vocab_size: vocabulary of its rows if it adds tokens; 0: the model's.
-        changes_vision: whether it changes the encoding of images.
+        changes_encoder: see `AdapterWeights`.
     """
 
     rank: int
     num_bytes: int
     load_seconds: float
     vocab_size: int = 0
-    changes_vision: bool = False
+    changes_encoder: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +107,7 @@ class AdapterStore:
         seconds = time.perf_counter() - started
         weights = packed.weights
         return AdapterFacts(
-            packed.rank, weights.num_bytes, seconds, weights.vocab_size, bool(weights.vision)
+            packed.rank, weights.num_bytes, seconds, weights.vocab_size, weights.changes_encoder
         )
 
     def stage(

@@ -23,6 +23,7 @@ from engine.models.layers.linear import (
     MoeBlock,
     experts_of,
 )
+from engine.models.lora import CROSS_KV
 
 #: Wrappers that PEFT and `transformers` put before a module's name, or omit.
 _PREFIXES = ("", "model.", "transformer.", "language_model.", "model.language_model.")
@@ -201,6 +202,10 @@ def layer_linears(layer: LayerDescription) -> Iterator[tuple[str, FusedLinear]]:
         yield from _mlp("", layer.mlp)
     if layer.residual_mlp is not None:
         yield from _mlp("residual_", layer.residual_mlp)
+    if layer.cross is not None:
+        yield "cross_q", layer.cross.queries
+        yield CROSS_KV, layer.cross.kv
+        yield "cross_o", layer.cross.output
 
 
 def _mlp(prefix: str, mlp: MlpDescription) -> Iterator[tuple[str, FusedLinear]]:

@@ -14,6 +14,7 @@ from engine.models.encoders.encoder import NativeEncoder
 from engine.models.encoders.encoder_spec import EncoderSpec
 from engine.models.forward_context import AttentionMetadata
 from engine.models.layers.moe import Weights
+from engine.models.lora import CROSS_KV, AdapterWeights
 from engine.models.relative_position import sinusoidal_positions
 from engine.multimodal.encoder_text import TOKEN_IDS
 from engine.multimodal.inputs import MediaTensors
@@ -22,20 +23,25 @@ from engine.multimodal.inputs import MediaTensors
 class EncoderDecoder(NativeDecoder):
     """A decoder with keys and values of an encoder's states in the KV cache."""
 
-    def write_states(self, states: Tensor, block_ids: list[int]) -> None:
+    def write_states(
+        self, states: Tensor, block_ids: list[int], adapter: AdapterWeights | None
+    ) -> None:
         """Write each layer's keys and values of an encoder's states, [n, hidden], to blocks of the
-        cross-attention group, in order.
+        cross-attention group, in order. The adapter may change them.
         """
         block_size = self.cross_caches[0].keys.shape[2]
         positions = torch.arange(len(states), device=states.device)
         blocks = torch.tensor(block_ids, device=states.device)
         slots = blocks[positions // block_size] * block_size + positions % block_size
-        for layer, cache in zip(self.weights, self.cross_caches, strict=True):
+        for index, (layer, cache) in enumerate(zip(self.weights, self.cross_caches, strict=True)):
             if layer.cross is None:
                 raise RuntimeError("A layer has no weights of cross attention.")
+            both = layer.cross.kv(states)
+            delta = None if adapter is None else adapter.layers[index].get(CROSS_KV)
+            if delta is not None:
+                self.ops.add_lora(both, states, [(delta, torch.arange(len(states)))])
             keys, values = (
-                part.unflatten(-1, (-1, self.spec.head_dim))
-                for part in layer.cross.kv(states).chunk(2, dim=-1)
+                part.unflatten(-1, (-1, self.spec.head_dim)) for part in both.chunk(2, dim=-1)
             )
             self.ops.rope_and_cache(
                 keys.clone(),
@@ -86,12 +92,15 @@ class TextToTextModel(EncoderDecoder):
             self._logits_bias = bias if bool(bias.any()) else None
 
     @torch.inference_mode()
-    def encode_to_cache(self, tensors: MediaTensors, block_ids: list[int]) -> None:
+    def encode_to_cache(
+        self, tensors: MediaTensors, block_ids: list[int], adapter: AdapterWeights | None
+    ) -> None:
         """Encode one text, and write each layer's keys and values of its states to blocks.
 
         Args:
             tensors: `token_ids`, int64 [n].
             block_ids: blocks of the cross-attention group, in order.
+            adapter: may change the keys and values.
         """
         token_ids = torch.from_numpy(tensors[TOKEN_IDS].copy()).to(self.ops.device)
         count, none = len(token_ids), torch.empty(0, dtype=torch.int32)
@@ -103,7 +112,7 @@ class TextToTextModel(EncoderDecoder):
             query_start_loc=torch.tensor([0, count], dtype=torch.int32),
         )
         states = self._encoder.forward(token_ids, context)
-        self.write_states(states.to(self._activations), block_ids)
+        self.write_states(states.to(self._activations), block_ids, adapter)
 
     def logits(self, hidden: Tensor, *args: Any) -> Tensor:
         """See `NativeDecoder.logits`."""

@@ -14,6 +14,7 @@ from engine.contract.pooling_params import GENERATE, TRANSCRIPTION
 from engine.kv_cache.kv_cache_config import KVCacheConfig
 from engine.models.forward_context import AttentionMetadata
 from engine.models.layers.moe import Weights
+from engine.models.lora import AdapterWeights
 from engine.models.rotary_embedding import RopeSpec
 from engine.multimodal.inputs import MediaTensors
 from engine.quantization.report import LayerReport
@@ -221,8 +222,12 @@ class SupportsMultiModal(Protocol):
 class EncoderDecoderModel(Protocol):
     """A model with cross-attention to an encoder's states."""
 
-    def encode_to_cache(self, tensors: MediaTensors, block_ids: list[int]) -> None:
-        """Encode an input, and write its states' keys and values to blocks of the KV cache."""
+    def encode_to_cache(
+        self, tensors: MediaTensors, block_ids: list[int], adapter: AdapterWeights | None
+    ) -> None:
+        """Encode an input, and write its states' keys and values, which an adapter may change, to
+        blocks of the KV cache.
+        """
 
 
 class OutsideModel(EngineModel, Protocol):

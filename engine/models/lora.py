@@ -93,6 +93,10 @@ class HeadLora:
             logits[rows.unsqueeze(1), ids] = layer(hidden[rows]).float()
 
 
+#: The slot of the layer that computes keys and values of an encoder's states, once for all tokens.
+CROSS_KV = "cross_kv"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdapterWeights:
     """An adapter on the device of its model.
@@ -118,6 +122,11 @@ class AdapterWeights:
     vision: Mapping[str, PackedLora] = field(default_factory=dict)
     vocab_size: int = 0
     num_bytes: int = 0
+
+    @property
+    def changes_encoder(self) -> bool:
+        """Whether it changes what is computed from an encoder's input, once for all tokens."""
+        return bool(self.vision) or any(CROSS_KV in layer for layer in self.layers)
 
     @property
     def is_compiled(self) -> bool:

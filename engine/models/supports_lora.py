@@ -17,7 +17,7 @@ from engine.models.layers.linear import (
     LatentWeights,
     LayerWeights,
 )
-from engine.models.lora import NO_ADAPTERS, DeviceHeads, LoraContext, StepAdapters
+from engine.models.lora import CROSS_KV, NO_ADAPTERS, DeviceHeads, LoraContext, StepAdapters
 from kernels import KernelSet, LinearLayer
 from kernels.lora import (
     EMBEDDING,
@@ -39,6 +39,7 @@ _PARTS = {
     "residual_up": 2,
     "shared_up": 2,
     EXPERTS["up"]: 2,
+    CROSS_KV: 2,
 }
 
 
@@ -61,6 +62,8 @@ def linears_of(weights: LayerWeights) -> dict[str, LinearLayer]:
     for prefix, mlp in (("", weights.mlp), ("residual_", weights.residual_mlp)):
         if mlp is not None:
             linears |= {f"{prefix}up": mlp.up, f"{prefix}down": mlp.down}
+    if (cross := weights.cross) is not None:
+        linears |= {"cross_q": cross.queries, CROSS_KV: cross.kv, "cross_o": cross.output}
     return {slot: linear for slot, linear in linears.items() if linear is not None}
 
 

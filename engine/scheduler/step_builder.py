@@ -195,7 +195,14 @@ class StepBuilder:
         if (entry := sequence.request.encoder_input) is None:
             raise RuntimeError(f"Sequence {sequence.seq_id} has nothing for the encoder.")
         self.plan.encode.append(
-            EncodeTask(entry.key, entry.item.kind, entry.handle, sequence.seq_id, block_ids)
+            EncodeTask(
+                entry.key,
+                entry.item.kind,
+                entry.handle,
+                sequence.seq_id,
+                block_ids,
+                adapter=entry.adapter,
+            )
         )
 
     def cancel_encoding(self, sequence: Sequence) -> None:

@@ -50,7 +50,8 @@ class EncoderRunner:
             self._outputs.pop(key, None)
         for task, tensors in encode:
             if isinstance(self._model, EncoderDecoderModel):
-                self._model.encode_to_cache(tensors, task.block_ids)
+                adapter = self._adapters[task.adapter] if task.adapter else None
+                self._model.encode_to_cache(tensors, task.block_ids, adapter)
             else:
                 self._outputs[task.key] = self._encode(self._model, task, tensors)
         if not ranges:

@@ -134,9 +134,9 @@ def _count_encodings(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     model = llm.llm_engine.core.executor.worker.loaded.model
     encode, counts = model.encode_to_cache, list[int]()
 
-    def counted(tensors: Any, block_ids: list[int]) -> None:
+    def counted(tensors: Any, block_ids: list[int], adapter: Any) -> None:
         counts.append(len(block_ids))
-        encode(tensors, block_ids)
+        encode(tensors, block_ids, adapter)
 
     monkeypatch.setattr(model, "encode_to_cache", counted)
     return counts

@@ -375,9 +375,14 @@ def adapted(ops: KernelSet, layer: LayerWeights, index: int, step: LoraContext) 
             o=o,
         )
 
-    experts = layer.experts
+    experts, cross = layer.experts, layer.cross
+    if cross is not None:
+        # Keys and values are computed outside of steps.
+        queries, output = one(cross.queries, "cross_q"), one(cross.output, "cross_o")
+        cross = replace(cross, queries=queries, output=output)
     return replace(
         layer,
+        cross=cross,
         experts=None if experts is None else LoraMoe(experts, index, step),
         attention=mixer_weights(layer.attention),
         state=None if layer.state is None else state(layer.state),

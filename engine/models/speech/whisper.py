@@ -18,6 +18,7 @@ from engine.models.layers.decoder_layer import CrossLayer
 from engine.models.layers.linear import FusedLinear, LinearPart
 from engine.models.layers.moe import Weights
 from engine.models.layers.norm import LayerNorm, NoNorm, chain
+from engine.models.lora import AdapterWeights
 from engine.models.vision.tower import VisionLayer, ungated_activation
 from engine.models.weight_loader import WeightLoader
 from engine.multimodal.audio import FEATURES
@@ -209,12 +210,15 @@ class WhisperModel(EncoderDecoder):
         self._encoder = WhisperEncoder(self.encoder_spec, self.encoder_loader(weights))
 
     @torch.inference_mode()
-    def encode_to_cache(self, tensors: MediaTensors, block_ids: list[int]) -> None:
+    def encode_to_cache(
+        self, tensors: MediaTensors, block_ids: list[int], adapter: AdapterWeights | None
+    ) -> None:
         """Encode one window, and write the keys and values of its states for each layer to blocks.
 
         Args:
             tensors: `features`, float32 [num_mels, 2 * length].
             block_ids: blocks of the cross-attention group, in order.
+            adapter: may change the keys and values.
 
         Raises `InvalidRequest` for features of another shape.
         """
@@ -225,4 +229,4 @@ class WhisperModel(EncoderDecoder):
                 f"Features of sound must be {list(shape)}.", param="multi_modal_data"
             )
         states = self._encoder(torch.from_numpy(features.copy()).to(self.ops.device))
-        self.write_states(states, block_ids)
+        self.write_states(states, block_ids, adapter)

@@ -66,9 +66,9 @@ def _count_encodings(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> list[list[int
     model: WhisperModel = llm.llm_engine.core.executor.worker.loaded.model
     encode, encoded = model.encode_to_cache, list[list[int]]()
 
-    def counted(tensors: Any, block_ids: list[int]) -> None:
+    def counted(tensors: Any, block_ids: list[int], adapter: Any) -> None:
         encoded.append(block_ids)
-        encode(tensors, block_ids)
+        encode(tensors, block_ids, adapter)
 
     monkeypatch.setattr(model, "encode_to_cache", counted)
     return encoded
@@ -166,10 +166,10 @@ def test_a_step_that_fails_in_the_encoder_fails_its_request_alone(
     broken = engine.media_processor().prepare(sound(2, 0.4)).tensors["features"]
     encode = model.encode_to_cache
 
-    def failing(tensors: Any, block_ids: list[int]) -> None:
+    def failing(tensors: Any, block_ids: list[int], adapter: Any) -> None:
         if (tensors["features"] == broken).all():
             raise RuntimeError("The encoder broke.")
-        encode(tensors, block_ids)
+        encode(tensors, block_ids, adapter)
 
     monkeypatch.setattr(model, "encode_to_cache", failing)
     params = SamplingParams(temperature=0, max_tokens=NUM_TOKENS, ignore_eos=True, detokenize=False)
