@@ -25,7 +25,8 @@ _FORMATS = (
     "aac,ac3,aiff,amr,ape,asf,au,avi,caf,flac,matroska,webm,mov,mp4,m4a,3gp,3g2,mj2,mp3,mpeg,"
     "mpegts,ogg,w64,wav,wv"
 )
-#: Maximum number of windows of a file: an hour of speech.
+#: Maximum number of windows of a file: an hour of speech. A shorter stretch counts as a window,
+#: because its encoding takes as long.
 MAX_WINDOWS = 120
 #: Maximum length of a file in seconds, including silence.
 MAX_SECONDS = 12 * 3600

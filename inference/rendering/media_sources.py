@@ -103,6 +103,8 @@ def _embeds_source(
 ) -> MediaSource:
     """A medium that comes as its encoder's vectors, and perhaps their grid."""
     field = f"{kind}_embeds"
+    if not (info.sees if kind == "image" else info.max_audios):
+        raise InvalidRequest(f"The model {info.name} takes no {field}.", param=param)
     if not info.prompt_embeds_size:
         raise InvalidRequest(
             f"{field} aren't accepted: the model's replicas need --enable-prompt-embeds.",

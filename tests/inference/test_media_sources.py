@@ -260,6 +260,13 @@ def test_sound_comes_as_vectors_where_the_model_takes_them() -> None:
             [source] = find_media(chat.raw_messages, hearing)
             assert (source.kind, source.embeds_size, source.num_bytes) == ("audio", 8, 96)
             assert source.data == vectors.numpy().tobytes()
+    for model, reason in (
+        (SEEING, "takes no audio_embeds"),
+        (msgspec.structs.replace(hearing, prompt_embeds_size=0), "need --enable-prompt-embeds"),
+    ):
+        with pytest.raises(InvalidRequest, match=reason) as refused:
+            find_media(message({"audio_embeds": saved(vectors)}), model)
+        assert refused.value.param == "messages[0].content[0]"
     for text, model, why in (
         (saved(vectors), msgspec.structs.replace(hearing, prompt_embeds_size=0), "need --enable"),
         (saved(vectors[:, :4].contiguous()), hearing, "must be [num_tokens, 8]"),
