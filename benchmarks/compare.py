@@ -52,6 +52,7 @@ LOADS = {
     "sampled": Load(1, (8, 8), (64, 64), {"temperature": 0.8, "top_p": 0.9}),
     "prompt": Load(1, (512, 512), (1, 1)),
     "many": Load(24, (128, 512), (64, 128)),
+    "rows": Load(256, (8, 8), (32, 32)),
 }
 #: The first ids of most vocabularies are special tokens; all models have these.
 _TOKEN_IDS = range(4, 256)

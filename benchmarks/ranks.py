@@ -59,7 +59,7 @@ def serve(pipe: Connection, folder: str, size: int) -> None:
 
     llm = LLM(
         folder, load_format="dummy", skip_tokenizer_init=True, num_threads=2,
-        tensor_parallel_size=size, max_model_len=2048, num_gpu_blocks_override=256,
+        tensor_parallel_size=size, max_model_len=2048, num_gpu_blocks_override=1024,
     )  # fmt: skip
     worker = cast(Any, llm.core.executor).worker  # of the first rank
     seconds: list[float] = []
