@@ -199,7 +199,8 @@ class Supervisor:
 
     def _with_successor(self, model: ServedModel, first: ReplicaSlot) -> list[ReplicaSlot]:
         """The only replica of a model. While its settings change, the one that they are changed for
-        serves until another one is ready, if the memory suffices for both.
+        serves until another one is ready, if the memory suffices for both; it is replaced in its
+        place if that one fails, for example because both need the same port.
         """
         pair = [first, self._slot(model, 1)]
         current: list[ReplicaSlot] = []
@@ -211,7 +212,8 @@ class Supervisor:
         if not outdated:
             return current[:1] or pair[:1]
         if current:
-            return [*outdated, *current]
+            failed = any(self.slots[slot.replica_id].failures for slot in current)
+            return outdated[:1] if failed else [*outdated, *current]
         serving = [slot for slot in outdated if self._serves(self.slots[slot.replica_id])]
         return pair if serving and self._has_memory_for(model) else outdated[:1]
 
@@ -221,7 +223,8 @@ class Supervisor:
             plan = plan_memory(model, self.node)
         except QuireError:
             return False
-        return plan is not None and plan.fits_extra
+        # Ranks on other machines join one engine at a time.
+        return plan is not None and plan.fits_extra and model.settings.get("nnodes", 1) == 1
 
     def _log_plan(self, model: ServedModel) -> None:
         """Log once what a model's replicas will take, before they start or change."""

@@ -547,6 +547,13 @@ def test_the_only_replica_serves_until_its_successor_does_where_memory_suffices(
     first = Replica.objects.get().replica_id
     second = change(99, keeps_serving=True)
     assert change(98, keeps_serving=True) == first
+
+    actions.update_model(actor=SYSTEM_ACTOR, model=model, settings={"max_model_len": 95})
+    tick_until(supervisor, lambda: second in supervisor.slots, "its successor starts")
+    os.kill(supervisor.slots[second].last_pid, signal.SIGKILL)
+    tick_until(supervisor, lambda: ServedModel.objects.get().max_model_len == 95, "it's replaced")
+    assert set(supervisor.slots) == {first}
+
     monkeypatch.setattr("catalog.sizing.available_memory", lambda: 1 << 20)
     assert change(97, keeps_serving=False) == first
     actions.update_model(actor=SYSTEM_ACTOR, model=model, num_replicas=2)
