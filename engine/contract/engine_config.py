@@ -369,8 +369,8 @@ class EngineConfig(Settings):
     )
     enable_expert_parallel: bool = cli_field(
         False,
-        "ranks of tensor_parallel_size, or else a machine's replicas, have some experts each, instead "
-        "of some columns of all",
+        "ranks of tensor_parallel_size, or else a machine's replicas, have some experts each, "
+        "instead of some columns of all",
         short="-ep",
     )
     enable_eplb: bool = cli_field(
