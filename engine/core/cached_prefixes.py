@@ -41,7 +41,8 @@ class CachedPrefixes:
         connector = self.connector
         return frozenset(
             key
-            for key, block_hash in list(self._first_blocks.items())
+            # A copy, as the engine's thread may change it.
+            for key, block_hash in self._first_blocks.copy().items()
             if self._kv.is_cached(block_hash)
             or (connector is not None and connector.has_in_memory(block_hash))
         )

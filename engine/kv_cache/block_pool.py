@@ -141,6 +141,10 @@ class BlockPool:
         """Share of blocks in use, in [0, 1]."""
         return 1.0 - self.num_free_blocks / self.num_blocks
 
+    def is_cached(self, block_hash: bytes) -> bool:
+        """Whether a block has this content. May be called in any thread."""
+        return block_hash in self._cached
+
     def get_cached_block(self, block_hash: bytes) -> Block | None:
         """A block with this content, or None."""
         cached = self._cached.get(block_hash)

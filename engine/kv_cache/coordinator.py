@@ -173,10 +173,7 @@ class KVCacheCoordinator(ABC):
 
     def is_cached(self, block_hash: bytes) -> bool:
         """Whether any group has a block with this hash. May be called in any thread."""
-        return any(
-            manager.pool.get_cached_block(block_hash + manager.suffix) is not None
-            for manager in self.managers
-        )
+        return any(manager.pool.is_cached(block_hash + manager.suffix) for manager in self.managers)
 
     def miss_reason(
         self, sequence: CacheableSequence, prefix: CachedPrefix, *, reads_cache: bool
