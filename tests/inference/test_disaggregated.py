@@ -196,33 +196,41 @@ async def test_an_answer_is_the_same_whichever_side_is_killed(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("prefills", [False, True], ids=["two processes", "three processes"])
 async def test_a_picture_is_encoded_in_one_process_and_its_chat_answered_in_another(
-    gateway: Gateway, tmp_path: Path
+    gateway: Gateway, tmp_path: Path, prefills: bool
 ) -> None:
+    """With a third its prompt is computed in between."""
     model, processor = llava(tmp_path)
-    image = picture(1, 60, 40)
-    prompt = f"<|im_start|>user\n{IMAGE_TOKEN}What?<|im_end|>\n<|im_start|>assistant\n"
+    image, question = picture(1, 60, 40), 20 * "What?"
+    prompt = f"<|im_start|>user\n{IMAGE_TOKEN}{question}<|im_end|>\n<|im_start|>assistant\n"
     token_ids = expected(model, processor, prompt, [image], NUM_SEEING_TOKENS)
     flags = (
-        *("--served-model-name", "fake", "--dtype", "float32"),
+        *("--served-model-name", "fake", "--dtype", "float32", "--max-num-batched-tokens", "32"),
         *("--kv-offloading-size", "0.01", "--kv-offloading-backend", PEER),
     )
+    roles = {"encode": ("kv_both", "ec_producer"), "answer": ("kv_both", "ec_both")}
+    if prefills:
+        roles["prefill"] = ("kv_producer", "ec_consumer")
     with ExitStack() as stack:
-        for replica_id in ("ec_producer", "ec_both"):
-            role = ("--ec-transfer-config", f'{{"ec_role": "{replica_id}"}}')
+        for name, (kv_role, ec_role) in roles.items():
+            role = (
+                *("--kv-transfer-config", f'{{"kv_role": "{kv_role}"}}'),
+                *("--ec-transfer-config", f'{{"ec_role": "{ec_role}"}}'),
+            )
             process = replica(
-                gateway.redis_url, gateway.prefix, tmp_path, *flags, *role, replica_id=replica_id
+                gateway.redis_url, gateway.prefix, tmp_path, *flags, *role, replica_id=name
             )
             stack.enter_context(process)
         fleet = get_engine_client().fleet
         deadline = time.monotonic() + 120
-        while [entry.ready for entry in fleet] != [True, True]:
+        while [entry.ready for entry in fleet] != [True] * len(roles):
             assert time.monotonic() < deadline
             await gateway.refresh()
             await asyncio.sleep(0.1)
         body = {
             "model": "fake",
-            "messages": [{"role": "user", "content": chat_parts([image, "What?"])}],
+            "messages": [{"role": "user", "content": chat_parts([image, question])}],
             "max_tokens": NUM_SEEING_TOKENS,
             "temperature": 0,
             "ignore_eos": True,
@@ -236,15 +244,15 @@ async def test_a_picture_is_encoded_in_one_process_and_its_chat_answered_in_anot
         text = processor.tokenizer.decode(token_ids, skip_special_tokens=True)
         for answer in (first, second):
             assert answer["choices"][0]["message"]["content"] == text
-        finished = {"ec_producer": 0, "ec_both": 0}
-        while sum(finished.values()) < 3:
+        finished = dict.fromkeys(roles, 0)
+        while sum(finished.values()) < len(roles) + 1:
             assert time.monotonic() < deadline
             await gateway.refresh()
             for entry in fleet:
                 totals = entry.heartbeat.stats.requests_finished_total
                 finished[entry.heartbeat.replica_id] = sum(totals.values())
             await asyncio.sleep(0.1)
-    assert finished == {"ec_producer": 1, "ec_both": 2}
+    assert finished == {**dict.fromkeys(roles, 1), "answer": 2}
 
 
 @pytest.mark.slow
