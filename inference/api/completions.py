@@ -318,6 +318,11 @@ async def completion_job(
         embeds = await ctx.offload(_embeds, completion, served)
         prompts = [[0] * embed.rows for embed in embeds]
         info, texts = served.info, list[EncoderText]()
+        if completion.forced_bos_token_id is not None and not info.max_encoder_tokens:
+            raise UnsupportedField(
+                f"The model {info.name} has no encoder that reads prompts.",
+                param="forced_bos_token_id",
+            )
         if completion.prompts:
             limit = sampling.prompt_limit(info.max_model_len)
             if info.max_encoder_tokens and sampling.truncate_prompt_tokens == -1:
@@ -381,10 +386,16 @@ def _for_encoder(
             raise UnsupportedField(
                 f"{field} can't be used: an encoder reads the prompt.", param=field
             )
-    info = served.info
-    processor = EncoderTextProcessor(
-        tuple(info.decoder_start_ids), info.max_encoder_tokens, info.vocab_size
-    )
+    info, forced = served.info, completion.forced_bos_token_id
+    start_ids = tuple(info.decoder_start_ids)
+    if forced is not None:
+        if forced >= info.vocab_size:
+            raise InvalidRequest(
+                f"forced_bos_token_id must be below {info.vocab_size}; got {forced}.",
+                param="forced_bos_token_id",
+            )
+        start_ids = start_ids[0], forced
+    processor = EncoderTextProcessor(start_ids, info.max_encoder_tokens, info.vocab_size)
     return [processor.begin() for _ in token_ids], [processor.prepare(ids) for ids in token_ids]
 
 

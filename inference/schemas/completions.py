@@ -48,6 +48,12 @@ class CompletionRequest(SamplingFields):
     suffix: str | None = None
     add_special_tokens: bool | None = True
     prompt_embeds: str | list[str] | None = None
+    forced_bos_token_id: int | None = Field(
+        default=None,
+        ge=0,
+        description="First token of outputs of an encoder and decoder, after the start token, such "
+        "as the language that NLLB translates to.",
+    )
 
     @model_validator(mode="after")
     def _check(self) -> Self:

@@ -458,6 +458,24 @@ async def test_the_encoder_of_a_model_that_has_one_reads_the_prompt(
     assert record.prompt_tokens == sum(map(len, texts)) + 2 * 2
 
 
+async def test_an_outputs_first_token_is_forced(gateway: Gateway) -> None:
+    """As the language of a translation is."""
+    replica = gateway.fake(eos_after=3)
+    replica.model.max_encoder_tokens, replica.model.decoder_start_ids = 12, [7, 8]
+    async with gateway.serving(replica):
+        await gateway.client.complete("the fox", forced_bos_token_id=9)
+        refusals = [
+            await gateway.client.complete("the fox", forced_bos_token_id=value)
+            for value in (replica.model.vocab_size, -1, "nine")
+        ]
+    other = gateway.fake()
+    async with gateway.serving(other):
+        refusals.append(await gateway.client.complete("the fox", forced_bos_token_id=9))
+    assert [message.prompt_token_ids for message in replica.received] == [[7, 9]]
+    for refusal in refusals:
+        assert (refusal.status, refusal.error["param"]) == (400, "forced_bos_token_id")
+
+
 async def test_an_encoders_text_is_cut_to_what_the_encoder_reads(
     gateway: Gateway, tokenizer: Tokenizer
 ) -> None:

@@ -148,6 +148,7 @@ ELSEWHERE = {
     "guided_whitespace_pattern": "test_structured_fields.py",
     "guided_decoding_backend": "test_structured_fields.py",
     "suffix": "test_completions.py",
+    "forced_bos_token_id": "test_completions.py",
     "prompt_embeds": "test_prompt_embeds.py",
     "store": "test_stored_completions.py",
     "media_io_kwargs": "test_media_sources.py",
