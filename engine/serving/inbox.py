@@ -136,18 +136,14 @@ class TenantInbox:
         """Queue a message."""
         message = entry[1]
         with self._changed:
-            if isinstance(message, EngineRequest):
-                self._queue_request(message, entry)
+            if (request := _request_of(message)) is not None:
+                self._queue_request(request, entry)
             elif isinstance(message, AbortRequest):
                 queued = self._queued_by_id.get(message.request_id)
                 if queued is None:
                     self._aborts.append(entry)
                 else:
                     queued.round.add(queued.tenant, queued.priority, entry)
-            elif isinstance(message, FollowPrefill):
-                # Its prompt is hashed: tenants take turns with these, too.
-                request = message.request
-                self._rounds[-1].add(request.tenant, request.priority, entry)
             elif isinstance(message, UnreadableRequest):
                 self._aborts.append(entry)  # its request isn't in the queue: nothing to wait for
             else:
@@ -191,12 +187,21 @@ class TenantInbox:
             self._rounds.popleft()
             return first.end
         entry = first.pop()
-        if isinstance(entry[1], EngineRequest):
-            queued = self._queued_by_id[entry[1].request_id]
+        if (request := _request_of(entry[1])) is not None:
+            queued = self._queued_by_id[request.request_id]
             queued.count -= 1
             if not queued.count:
-                del self._queued_by_id[entry[1].request_id]
+                del self._queued_by_id[request.request_id]
         return entry
+
+
+def _request_of(message: ReceivedMessage) -> EngineRequest | None:
+    """The request that a message has; None for other messages. Tenants also take turns with those
+    that are followed, because their prompts are hashed.
+    """
+    if isinstance(message, FollowPrefill):
+        return message.request
+    return message if isinstance(message, EngineRequest) else None
 
 
 log = logging.getLogger(__name__)

@@ -83,6 +83,13 @@ def test_an_abort_comes_behind_its_request_or_at_once() -> None:
     assert pop_ids(intake) == ["-a0", "-nobody", "b0", "a1", "-b0", "a2", "a3", "-a2"]
 
 
+def test_an_abort_comes_behind_the_prefill_that_is_followed() -> None:
+    intake = TenantInbox()
+    intake.put((b"f", FollowPrefill(request=request("f", "a"))))
+    intake.put((b"-f", abort("f")))
+    assert pop_ids(intake) == ["f", "-f"]
+
+
 def test_what_was_sent_twice_is_aborted_behind_the_second() -> None:
     intake = intake_of(request("a", "a"), abort("a"), request("a", "a"))
     assert pop_ids(intake, 1) == ["a"]
