@@ -283,7 +283,7 @@ class StepSamplingParams:
     """The sampling parameters of a step's sequences, as for `KernelSet.sample`; [n] each.
 
     `seeds` int64 contains unsigned 64-bit seeds. Together with the number of generated tokens they
-    determine the random numbers of `engine.sampling.topk_topp`. `edits` is empty or has an item per
+    determine the random numbers of `engine.sampling.uniforms`. `edits` is empty or has an item per
     sequence.
     """
 

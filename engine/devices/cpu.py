@@ -110,10 +110,8 @@ class CpuDevice(Device):
         loaded, batch = parts.loaded, parts.batch
         if loaded.pooler is not None:
             return PoolingRunner(loaded.model, batch, loaded.pooler)
-        ops = self.kernels if self.kernels.name != "reference" else None
-        sampler = Sampler(
-            loaded.eos_token_ids, ops, make_rejection_sampler(self.config), parts.custom
-        )
+        acceptance = make_rejection_sampler(self.config)
+        sampler = Sampler(loaded.eos_token_ids, self.kernels, acceptance, parts.custom)
         decodes = self._decodes(parts, sampler)
         return ModelRunner(loaded.model, batch, sampler, decodes, parts.masks, parts.hidden)
 

@@ -170,8 +170,7 @@ class HeadWorker:
             raise RuntimeError("The heads sleep.")
         ops = self._device.kernels
         eos = self._target.eos_token_ids
-        sampler = Sampler(eos, None if ops.name == "reference" else ops)
-        self._sampler = HeadSampler(sampler, eos, ops.device)
+        self._sampler = HeadSampler(Sampler(eos, ops), eos, ops.device)
         self._batch, self._sampling = batch, {}
         if isinstance(self._heads, LayerDraftHeads):
             group, max_drafts = layout.windows.index(0), self._settings.num_speculative_tokens

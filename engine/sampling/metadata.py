@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 
 import numpy as np
 import torch
@@ -18,12 +18,11 @@ from engine.sampling.constraints import Constraints
 from engine.sampling.custom_processors import RequestLogitsProcessors
 from engine.sampling.penalties import Penalties, is_penalized
 from engine.sampling.request_state import RequestSamplingState
-from engine.sampling.topk_topp import CANDIDATES, FilterParams, uniforms
+from engine.sampling.uniforms import uniforms
+from kernels.compiled_decoder import StepSamplingParams
 from kernels.logit_edits import LogitEdits
 from kernels.tensors import to_device
 
-#: Maximum top_k for which a row is sampled from its largest logits alone.
-SMALL_TOP_K = 256
 #: Number of positions whose random numbers are generated at once.
 LOOKAHEAD = 32
 
@@ -54,24 +53,40 @@ class RowSelection:
         """Return these rows of `tensor`: the tensor itself, or a copy."""
         return tensor if self.index is None else tensor[self.index]
 
-    def put(self, tensor: Tensor, values: Tensor) -> None:
-        """Write `values` to these rows of `tensor`."""
-        if self.index is None:
-            tensor.copy_(values)
-        else:
-            tensor[self.index] = values
 
+@dataclass(frozen=True, slots=True)
+class RowSettings:
+    """The settings of all rows, including greedy ones, as arguments of `KernelSet.sample`."""
 
-@dataclass(slots=True)
-class FilteredRows:
-    """Rows that are sampled with filters."""
+    temperature: Tensor
+    top_k: Tensor
+    top_p: Tensor
+    min_p: Tensor
 
-    rows: RowSelection
-    filters: FilterParams
+    @classmethod
+    def from_states(
+        cls, states: Sequence[RequestSamplingState], vocab_size: int, device: torch.device
+    ) -> RowSettings:
+        """Return settings with one row per state."""
+        params = [state.params for state in states]
+        top_k = [vocab_size if p.top_k < 1 else p.top_k for p in params]
+        temperature = [0.0 if p.greedy else p.temperature for p in params]
+        return cls(
+            to_device(torch.tensor(temperature, dtype=torch.float32), device),
+            to_device(torch.tensor(top_k, dtype=torch.int64), device),
+            to_device(torch.tensor([p.top_p for p in params], dtype=torch.float64), device),
+            to_device(torch.tensor([p.min_p for p in params], dtype=torch.float64), device),
+        )
 
-
-def _is_filtered(params: SamplingParams, vocab_size: int) -> bool:
-    return 0 < params.top_k < vocab_size or params.top_p < 1.0 or params.min_p > 0.0
+    def with_seeds(self, seeds: NDArray[np.uint64]) -> StepSamplingParams:
+        """Return settings for kernels that generate the random numbers themselves."""
+        return StepSamplingParams(
+            self.temperature,
+            self.top_k,
+            self.top_p,
+            self.min_p,
+            torch.from_numpy(seeds.view(np.int64)),
+        )
 
 
 def _num_candidates(params: SamplingParams, eos_token_ids: Sequence[int]) -> int:
@@ -85,13 +100,11 @@ def seeds_of(states: Sequence[RequestSamplingState]) -> NDArray[np.uint64]:
 
 
 class SamplingMetadata:
-    """A list of sequences, grouped by how they are sampled.
+    """A list of sequences, and what sampling needs of them.
 
     Attributes:
         states: one per row.
-        greedy: rows that take the most likely token.
-        free: random rows without filters, with `free_temperature` ([n, 1] float32; None if all 1).
-        filtered: random rows with filters, in groups of equal width.
+        is_greedy: whether all rows take the most likely token.
         beams: rows of beams; `num_candidates`: number of next tokens for each.
         logprobs: rows with log probabilities; `num_logprobs`: number of top tokens for each.
         seeds: uint64 [rows].
@@ -119,7 +132,7 @@ class SamplingMetadata:
         drawn = [row for row in rows if not params[row].use_beam_search]
         self.beams = self._rows(beams)
         self.num_candidates = [_num_candidates(params[row], eos_token_ids) for row in beams]
-        self.greedy = self._rows([row for row in drawn if params[row].greedy])
+        self.is_greedy = all(params[row].greedy for row in drawn) and not beams
         self.logprobs = self._rows([row for row in drawn if params[row].logprobs is not None])
         self.num_logprobs = [params[row].logprobs or 0 for row in self.logprobs.rows]
         #: Indices into `logprobs.rows` -> tokens that are scored instead of the top ones.
@@ -128,7 +141,6 @@ class SamplingMetadata:
             for index, row in enumerate(self.logprobs.rows)
             if (requested := params[row].logprob_token_ids)
         }
-        self._sort_random([row for row in drawn if not params[row].greedy], params)
         self.seeds = seeds_of(states)
         self._table: NDArray[np.float64] = np.zeros((len(states), 0))
         self._table_start: NDArray[np.int64] = np.zeros(len(states), dtype=np.int64)
@@ -136,42 +148,10 @@ class SamplingMetadata:
     def _rows(self, rows: Sequence[int]) -> RowSelection:
         return RowSelection(rows, len(self.states), self.device)
 
-    def _sort_random(self, random: list[int], params: list[SamplingParams]) -> None:
-        """Split random rows into those without filters, with narrow and with wide ones."""
-        free = [row for row in random if not _is_filtered(params[row], self.vocab_size)]
-        self.free = self._rows(free)
-        self.free_temperature: Tensor | None = None
-        if any(params[row].temperature != 1.0 for row in free):
-            self.free_temperature = self._column([params[row].temperature for row in free])
-        filtered = [row for row in random if _is_filtered(params[row], self.vocab_size)]
-        small = [row for row in filtered if 0 < params[row].top_k <= SMALL_TOP_K]
-        wide = [row for row in filtered if not 0 < params[row].top_k <= SMALL_TOP_K]
-        self.filtered: list[FilteredRows] = []
-        if small:
-            width = max(params[row].top_k for row in small) + 1
-            self.filtered.append(self._filtered(small, params, width))
-        if wide:
-            self.filtered.append(self._filtered(wide, params, CANDIDATES))
-
-    def _column(self, values: list[float]) -> Tensor:
-        return self._send(values, torch.float32)[:, None]
-
-    def _send(self, values: list[float] | list[int], dtype: torch.dtype) -> Tensor:
-        return to_device(torch.tensor(values, dtype=dtype), self.device)
-
-    def _filtered(self, rows: list[int], params: list[SamplingParams], width: int) -> FilteredRows:
-        chosen = [params[row] for row in rows]
-        vocab = self.vocab_size
-        top_k = [vocab if p.top_k < 1 else min(p.top_k, vocab) for p in chosen]
-        filters = FilterParams(
-            temperature=self._column([p.temperature for p in chosen]),
-            top_k=self._send(top_k, torch.int64),
-            top_p=self._send([p.top_p for p in chosen], torch.float64),
-            min_p=self._send([p.min_p for p in chosen], torch.float64),
-            width=width,
-            needs_mass=any(p.top_p < 1.0 and k >= width for p, k in zip(chosen, top_k)),
-        )
-        return FilteredRows(self._rows(rows), filters)
+    @cached_property
+    def settings(self) -> RowSettings:
+        """The rows' settings."""
+        return RowSettings.from_states(self.states, self.vocab_size, self.device)
 
     def uniforms(self, lengths: NDArray[np.int64] | None = None) -> Tensor:
         """Return [rows] float64 in [0, 1), each a function of its sequence's seed and position.

@@ -15,22 +15,18 @@ from engine.contract.sampling_params import GREEDY_EPS
 from engine.sampling.constraints import suppressed_stop_ids
 from engine.sampling.custom_processors import LogitsProcessors
 from engine.sampling.logprobs import LogprobsComputer, LogprobsTensors, best_candidates
-from engine.sampling.metadata import SamplingMetadata, seeds_of
+from engine.sampling.metadata import RowSettings, SamplingMetadata, seeds_of
 from engine.sampling.penalties import GpuPenalties, is_penalized
 from engine.sampling.rejection_sampler import TypicalAcceptanceSampler
 from engine.sampling.request_state import RequestSamplingState
 from engine.sampling.token_bitmask import TokenBitmask, pack_bits
-from engine.sampling.topk_topp import (
-    INVALID_TOKEN,
-    KernelSampler,
-    RowSettings,
-    sample_filtered,
-    sample_inverse_cdf,
-)
 from kernels import KernelSet
 from kernels.compiled_decoder import LogitEditParams, StepSamplingParams
 from kernels.logit_edits import LogitEdits
+from kernels.reference import sampling as by_torch
 
+#: Token of a row that can't be sampled from.
+INVALID_TOKEN = -1
 #: Edits of a sequence whose logits stay unchanged.
 NO_EDITS = LogitEditParams()
 
@@ -167,7 +163,6 @@ class Sampler:
     ) -> None:
         self._custom = custom
         self._acceptance = acceptance
-        self._compiled = None if ops is None else KernelSampler(ops)
         self._ops = ops
         self._penalties: GpuPenalties | None = None
         self._eos_token_ids = sorted(set(eos_token_ids))
@@ -214,8 +209,8 @@ class Sampler:
             return PendingSamplerOutput(torch.empty(0, dtype=torch.int64, device=logits.device))
         batch = self._batch_of(states, logits)
         untouched = batch.is_unmodified and mask is None and self._custom is None
-        if untouched and len(batch.greedy) == len(states) and not len(batch.logprobs):
-            return PendingSamplerOutput(self._greedy(logits))
+        if untouched and batch.is_greedy and not len(batch.logprobs):
+            return PendingSamplerOutput(self._choose(logits.float(), batch, lengths))
         raw = None
         if len(batch.logprobs):
             scored = batch.logprobs.of(logits).float()
@@ -257,7 +252,7 @@ class Sampler:
         params = state.params
         if self._custom is not None or (self._acceptance is not None and not params.greedy):
             return False
-        return self._compiled is not None and not (
+        return self._ops is not None and not (
             params.use_beam_search or params.logits_processors or params.logprob_token_ids
         )
 
@@ -350,37 +345,19 @@ class Sampler:
             (self._penalties or batch.penalties).apply(logits)
         return errors
 
-    def _greedy(self, logits: Tensor) -> Tensor:
-        if self._compiled is not None and self._compiled.supports(logits):
-            return self._compiled.greedy(logits)
-        return _greedy(logits)
-
     def _choose(
         self, logits: Tensor, batch: SamplingMetadata, lengths: NDArray[np.int64] | None
     ) -> Tensor:
-        """Return [rows] tokens."""
-        if len(batch.greedy) == len(logits):
-            return self._greedy(logits)
-        if self._compiled is not None and self._compiled.supports(logits):
-            return self._compiled.sample(logits, batch.states, batch.uniforms(lengths))
-        tokens = torch.full((len(logits),), INVALID_TOKEN, dtype=torch.int64, device=logits.device)
-        uniform = batch.uniforms(lengths)
-        if len(batch.greedy):
-            batch.greedy.put(tokens, _greedy(batch.greedy.of(logits)))
-        for group in batch.filtered:
-            rows = group.rows
-            rows.put(tokens, sample_filtered(rows.of(logits), group.filters, rows.of(uniform)))
-        if len(batch.free):
-            free_logits = batch.free.of(logits)
-            if batch.free_temperature is not None:
-                free_logits = free_logits / batch.free_temperature
-            weights = torch.softmax(free_logits, dim=-1)
-            batch.free.put(tokens, sample_inverse_cdf(weights, batch.free.of(uniform)))
-        return tokens
-
-
-def _greedy(logits: Tensor) -> Tensor:
-    """Return the [n] most likely tokens; `INVALID_TOKEN` if the largest logit isn't finite."""
-    best = logits.argmax(dim=-1)
-    value = logits.gather(1, best[:, None]).squeeze(-1)
-    return torch.where(torch.isfinite(value), best, INVALID_TOKEN)
+        """Return [rows] tokens for float32 logits."""
+        ops = self.ops_for(logits) or by_torch
+        if batch.is_greedy:
+            return ops.argmax(logits.contiguous())
+        settings = batch.settings
+        return ops.sample(
+            logits.contiguous(),
+            settings.temperature,
+            settings.top_k,
+            settings.top_p,
+            settings.min_p,
+            batch.uniforms(lengths),
+        )

@@ -28,7 +28,8 @@ def sample(
     if not logits.numel():
         return torch.empty(len(logits), dtype=torch.int64, device=logits.device)
     greedy = argmax(logits)
-    values, ids = logits.double().sort(dim=-1, descending=True, stable=True)
+    values, ids = logits.sort(dim=-1, descending=True, stable=True)
+    values = values.double()
     scale = torch.where(temperature > 0, temperature, 1.0).double()[:, None]
     weights = ((values - values[:, :1]) / scale).exp()
     order = torch.arange(logits.shape[1], device=logits.device)

@@ -27,6 +27,7 @@ from engine.contract.checkpoint_options import ONLINE_METHODS
 from engine.contract.engine_config import EngineConfig
 from engine.contract.errors import ConfigError
 from engine.devices import CacheRequirements, Device, RunnerInputs
+from engine.devices.cpu import kernels_on
 from engine.devices.host_memory import num_cpu_blocks
 from engine.devices.native_decoder import build_native_decoder, require_native_decoder
 from engine.kv_cache.kv_cache_config import KVCacheConfig, single_group_config
@@ -273,5 +274,5 @@ class JaxDevice(Device):
         )
 
     def make_runner(self, parts: RunnerInputs) -> Runner:
-        sampler = Sampler(parts.loaded.eos_token_ids, None)
+        sampler = Sampler(parts.loaded.eos_token_ids, kernels_on("cpu", self.config))
         return ModelRunner(parts.loaded.model, parts.batch, sampler, masks=parts.masks)

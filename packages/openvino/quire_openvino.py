@@ -273,8 +273,7 @@ class OpenVinoDevice(Device):
         self._threads.use(self._sampling_kernels, torch_too=True)
 
     def make_runner(self, parts: RunnerInputs) -> Runner:
-        ops = self._sampling_kernels
-        sampler = Sampler(parts.loaded.eos_token_ids, None if ops.name == "reference" else ops)
+        sampler = Sampler(parts.loaded.eos_token_ids, self._sampling_kernels)
         return ModelRunner(parts.loaded.model, parts.batch, sampler, masks=parts.masks)
 
 

@@ -15,6 +15,7 @@ from transformers import AutoConfig
 from engine.contract.engine_config import EngineConfig
 from engine.contract.errors import ConfigError, ModelLoadError
 from engine.devices import CacheRequirements, Device, RunnerInputs
+from engine.devices.cpu import kernels_on
 from engine.model_loader.model_impl import (
     BuildRequest,
     LoadedImpl,
@@ -252,7 +253,7 @@ class TTDevice(Device):
         return max(need.blocks_per_sequence, min(full, by_default))
 
     def make_runner(self, parts: RunnerInputs) -> Runner:
-        sampler = Sampler(parts.loaded.eos_token_ids, None)
+        sampler = Sampler(parts.loaded.eos_token_ids, kernels_on("cpu", self.config))
         model: Any = parts.loaded.model
         return TTRunner(model, parts.batch, sampler, parts.masks)
 

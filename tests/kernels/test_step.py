@@ -14,7 +14,7 @@ from torch import Tensor
 from engine.contract.sampling_params import SamplingParams
 from engine.sampling.request_state import RequestSamplingState
 from engine.sampling.sampler import Sampler
-from engine.sampling.topk_topp import uniforms
+from engine.sampling.uniforms import uniforms
 from kernels.compiled_decoder import (
     BatchTables,
     BoundStep,

@@ -23,7 +23,7 @@ struct Step {
 };
 
 // Philox4x32-10 (Salmon et al. 2011) of (seed, position): the same number as in
-// engine/sampling/topk_topp.py.
+// engine/sampling/uniforms.py.
 double uniform_of(uint64_t seed, uint64_t position) {
   constexpr uint64_t kLow = 0xffffffff;
   uint64_t c0 = position & kLow, c1 = position >> 32, c2 = 0, c3 = 0;

@@ -116,8 +116,7 @@ class FakeDevice:
 
         monkeypatch.setattr(device_runner, "Download", FakeDownload)
         monkeypatch.setattr(input_buffers, "send", send)
-        for module in ("metadata", "topk_topp"):
-            monkeypatch.setattr(f"engine.sampling.{module}.to_device", send_one)
+        monkeypatch.setattr("engine.sampling.metadata.to_device", send_one)
         monkeypatch.setattr(ReferenceLinear, "rows", lambda self, ids: self.weight[ids])
         ops = kernels.get("cpu", use_compiled=False)
         for name in KERNELS:

@@ -8,7 +8,7 @@ from collections import Counter
 import numpy as np
 
 from engine.contract.sampling_params import SamplingParams
-from engine.sampling.topk_topp import uniforms
+from engine.sampling.uniforms import uniforms
 
 
 def constrained(logits, params: SamplingParams, prompt, output, eos=()) -> np.ndarray:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from engine.sampling.topk_topp import philox4x32, uniforms
+from engine.sampling.uniforms import philox4x32, uniforms
 
 #: From the known-answer file of the Random123 library.
 REFERENCE_DRAWS = [
