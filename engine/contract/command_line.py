@@ -6,10 +6,10 @@ import argparse
 import dataclasses
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from decimal import Decimal, InvalidOperation
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 from engine.contract.errors import ConfigError
 from engine.contract.vllm_flags import VllmFlag
@@ -18,40 +18,10 @@ from engine.contract.vllm_flags import VllmFlag
 def cli_field(default: Any, help: str, **extra: Any) -> Any:
     """Return a dataclass field that is also a command-line flag.
 
-    `choices`, `low` and `high` are checked; `check(value)` raises `ConfigError`.
+    `choices`, `low` and `high` are checked; `check(value)` of a value that isn't empty raises
+    `ConfigError`.
     """
     return field(default=default, metadata={"help": help, **extra})
-
-
-@dataclass(kw_only=True)
-class Settings:
-    """Base class of settings dataclasses."""
-
-    @classmethod
-    def from_mapping(cls, values: Mapping[str, Any]) -> Self:
-        """Build from settings or JSON. Raises `ConfigError` for an unknown key."""
-        names = {spec.name for spec in dataclasses.fields(cls)}
-        for key in values:
-            if key not in names:
-                raise ConfigError(f"{key} is no engine setting.", param=str(key))
-        return cls(**values)
-
-    @classmethod
-    def from_cli_args(cls, args: argparse.Namespace) -> Self:
-        """Build from parsed flags; unset ones keep their defaults."""
-        names = {spec.name for spec in dataclasses.fields(cls)}
-        values = {
-            name: value for name, value in vars(args).items() if name in names and value is not None
-        }
-        return cls(**values)
-
-    def to_mapping(self) -> dict[str, Any]:
-        """Return the values that differ from the defaults, as `from_mapping` reads them."""
-        return {
-            spec.name: getattr(self, spec.name)
-            for spec in dataclasses.fields(self)
-            if getattr(self, spec.name) != spec.default
-        }
 
 
 def validate_field(spec: dataclasses.Field[Any], value: Any) -> Any:
@@ -79,7 +49,7 @@ def validate_field(spec: dataclasses.Field[Any], value: Any) -> Any:
     if (low is not None and not value >= low) or (high is not None and not value <= high):
         bounds = f"at least {low}" if high is None else f"in [{low}, {high}]"
         raise ConfigError(f"{name} must be {bounds}, got {value!r}.", param=name)
-    if "check" in meta:
+    if "check" in meta and value:
         meta["check"](value)
     return value
 

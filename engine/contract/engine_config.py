@@ -26,33 +26,32 @@ from engine.contract.checkpoint_options import (
     resolve_quantization,
 )
 from engine.contract.command_line import (
-    Settings,
     add_flag,
     add_vllm_flag,
     cli_field,
     validate_field,
 )
 from engine.contract.config_checks import check_kv_scales, check_kv_tiers, check_media_limits
-from engine.contract.eplb_config import EPLBConfig, check_eplb
+from engine.contract.eplb_config import EPLBConfig
 from engine.contract.errors import ConfigError
-from engine.contract.kv_events_config import check_kv_events
+from engine.contract.kv_events_config import KVEventsConfig
 from engine.contract.kv_transfer_config import (
     NATIVE,
     PREEMPTION_MODES,
-    check_ec_transfer,
-    check_kv_transfer,
+    ECTransferConfig,
+    KVTransferConfig,
 )
 from engine.contract.observability import TRACES_VARIABLE as VARIABLE
 from engine.contract.observability import check_endpoint
 from engine.contract.plugins import check_additional_config, check_device
-from engine.contract.speculative_config import check_speculative
+from engine.contract.speculative_config import SpeculativeConfig
 from engine.contract.vllm_flags import VLLM_FLAGS, translate_vllm_settings
 from engine.contract.vllm_variables import settings_from_variables
 
 DEFAULT_NUM_SEQS = 256
 MAX_RANKS = 64
 #: Decoding each costs time before its tokens can be counted, so this limit applies to any context.
-MAX_IMAGES_PER_PROMPT, MAX_VIDEOS_PER_PROMPT, MAX_AUDIOS_PER_PROMPT = 64, 8, 16
+MAX_MEDIA_PER_PROMPT = {"image": 64, "video": 8, "audio": 16}
 DTYPES = ("auto", "half", "float16", "bfloat16", "float", "float32")
 MODEL_IMPLS = ("auto", "quire", "transformers")
 RUNNERS = ("auto", "generate", "pooling")
@@ -66,7 +65,7 @@ KV_DTYPES = (
 
 
 @dataclass(kw_only=True)
-class EngineConfig(Settings):
+class EngineConfig:
     """Settings of one replica. Raises `ConfigError` (with `param`) for a value out of range."""
 
     model: str = cli_field("", "model folder, or hub id when a hub is in reach")
@@ -234,14 +233,14 @@ class EngineConfig(Settings):
         "kv_connector_module_path, kv_connector_extra_config; default: none, or with a "
         "kv_offloading_size or swap_space OffloadingConnector",
         json=True,
-        check=check_kv_transfer,
+        check=KVTransferConfig.from_mapping,
     )
     ec_transfer_config: dict[str, Any] | None = cli_field(  # noqa: RUF009
         None,
         "JSON of what saves and loads outputs of encoders where KV blocks are: ec_connector, "
         "ec_role; default: nothing does",
         json=True,
-        check=check_ec_transfer,
+        check=ECTransferConfig.from_mapping,
     )
     kv_events_config: dict[str, Any] | None = cli_field(  # noqa: RUF009
         None,
@@ -249,7 +248,7 @@ class EngineConfig(Settings):
         "publisher, endpoint, replay_endpoint, buffer_steps, hwm, max_queue_size, topic (needs the "
         "extra kv-events); see docs/prefix-caching.md; default: nowhere",
         json=True,
-        check=check_kv_events,
+        check=KVEventsConfig.from_mapping,
     )
     max_num_batched_tokens: int | None = cli_field(
         None, "token budget of one step; default: 512 on a CPU, 8192 on a GPU", low=1
@@ -277,7 +276,7 @@ class EngineConfig(Settings):
         'JSON: guess the next tokens and check several in one step, for example {"method": '
         '"ngram"}; see docs/speculation.md',
         json=True,
-        check=check_speculative,
+        check=SpeculativeConfig.from_mapping,
     )
     max_waiting: int = cli_field(
         16384, "most requests that may wait; more are refused with HTTP 429", low=1
@@ -382,7 +381,7 @@ class EngineConfig(Settings):
         "step_interval (steps between moves, default: 3000), window_size (steps that are counted "
         "before, default: 1000)",
         json=True,
-        check=check_eplb,
+        check=EPLBConfig.from_mapping,
     )
     pipeline_parallel_size: int = cli_field(
         1,
@@ -455,8 +454,7 @@ class EngineConfig(Settings):
     limit_mm_per_prompt: dict[str, Any] | None = cli_field(  # noqa: RUF009
         None,
         'JSON of the maximum numbers of images and videos in a prompt, such as {"image": 4}; '
-        f"default: {MAX_IMAGES_PER_PROMPT} images, {MAX_VIDEOS_PER_PROMPT} videos, "
-        f"{MAX_AUDIOS_PER_PROMPT} audios",
+        "default: 64 images, 8 videos, 16 audios",
         json=True,
     )
     mm_processor_kwargs: dict[str, Any] | None = cli_field(  # noqa: RUF009
@@ -639,23 +637,10 @@ class EngineConfig(Settings):
         """Whether the blocks of preempted sequences are saved."""
         return self.swap_space > 0 and self.preemption_mode != "recompute"
 
-    @property
-    def max_images(self) -> int:
-        """Maximum number of images in a prompt."""
-        limit = (self.limit_mm_per_prompt or {}).get("image", MAX_IMAGES_PER_PROMPT)
-        return min(int(limit), MAX_IMAGES_PER_PROMPT)
-
-    @property
-    def max_videos(self) -> int:
-        """Maximum number of videos in a prompt."""
-        limit = (self.limit_mm_per_prompt or {}).get("video", MAX_VIDEOS_PER_PROMPT)
-        return min(int(limit), MAX_VIDEOS_PER_PROMPT)
-
-    @property
-    def max_audios(self) -> int:
-        """Maximum number of audios in a prompt."""
-        limit = (self.limit_mm_per_prompt or {}).get("audio", MAX_AUDIOS_PER_PROMPT)
-        return min(int(limit), MAX_AUDIOS_PER_PROMPT)
+    def max_media(self, kind: str) -> int:
+        """Return the maximum number of media of a kind, image, video or audio, in a prompt."""
+        maximum = MAX_MEDIA_PER_PROMPT[kind]
+        return min(int((self.limit_mm_per_prompt or {}).get(kind, maximum)), maximum)
 
     @property
     def pruning_rates(self) -> dict[str, float]:
@@ -692,6 +677,14 @@ class EngineConfig(Settings):
         return cls.from_mapping(
             {name: value for name, value in values.items() if value is not None}
         )
+
+    def to_mapping(self) -> dict[str, Any]:
+        """Return the values that differ from the defaults, as `from_mapping` reads them."""
+        return {
+            spec.name: getattr(self, spec.name)
+            for spec in dataclasses.fields(self)
+            if getattr(self, spec.name) != spec.default
+        }
 
     @property
     def reserved_seats(self) -> int:

@@ -47,8 +47,3 @@ class EPLBConfig:
                 param=_PARAM,
             )
         return config
-
-
-def check_eplb(values: Mapping[str, Any]) -> None:
-    """Raise `ConfigError` for an invalid `eplb_config`."""
-    EPLBConfig.from_mapping(values)

@@ -89,8 +89,3 @@ class KVEventsConfig:
                     param=_PARAM,
                 )
         return config
-
-
-def check_kv_events(values: Mapping[str, Any]) -> None:
-    """Raise `ConfigError` for an invalid `kv_events_config`."""
-    KVEventsConfig.from_mapping(values)

@@ -195,15 +195,3 @@ class ECTransferConfig:
                     param=_EC_PARAM,
                 )
         return cls(**values)
-
-
-def check_ec_transfer(values: Mapping[str, Any]) -> None:
-    """Raise `ConfigError` for an invalid `ec_transfer_config`; {} means none."""
-    if values:
-        ECTransferConfig.from_mapping(values)
-
-
-def check_kv_transfer(values: Mapping[str, Any]) -> None:
-    """Raise `ConfigError` for an invalid `kv_transfer_config`; {} means none."""
-    if values:
-        KVTransferConfig.from_mapping(values)

@@ -62,48 +62,6 @@ def check_values(params: SamplingFields) -> None:
     _check_beams(params)
 
 
-def check_against_model(
-    params: SamplingFields,
-    *,
-    vocab_size: int | None,
-    num_prompt_tokens: int,
-    max_model_len: int,
-    max_logprobs: int,
-) -> None:
-    """Raise `InvalidRequest` for values that don't fit a model's vocabulary and context.
-
-    `vocab_size`: None if an adapter may add tokens; ids are then checked once it is loaded.
-    """
-    check_context(num_prompt_tokens, params.max_tokens, max_model_len)
-    for name in ("logprobs", "prompt_logprobs"):
-        value = getattr(params, name)
-        if name == "logprobs" and params.logprob_token_ids is not None:
-            continue
-        if value is not None and value > max_logprobs:
-            raise InvalidRequest(f"{name} must be at most {max_logprobs}, got {value}.", param=name)
-    if vocab_size is not None:
-        check_tokens(params, vocab_size)
-
-
-def check_tokens(params: SamplingFields, vocab_size: int) -> None:
-    """Raise `InvalidRequest` for token ids outside of a vocabulary."""
-    tokens: list[tuple[str, Any]] = [
-        ("stop_token_ids", params.stop_token_ids),
-        ("allowed_token_ids", params.allowed_token_ids),
-        ("logit_bias", params.logit_bias),
-        ("logprob_token_ids", params.logprob_token_ids),
-    ]
-    if params.thinking is not None:
-        tokens.append(("thinking", params.thinking.all_token_ids))
-    tokens += [("bad_words", word) for word in params.bad_words_token_ids or ()]
-    for name, ids in tokens:
-        if ids and max(ids) >= vocab_size:
-            raise InvalidRequest(
-                f"{name} holds token {max(ids)}, but the vocabulary has {vocab_size} entries.",
-                param=name,
-            )
-
-
 def check_context(num_prompt_tokens: int, max_tokens: int | None, max_model_len: int) -> None:
     """Raise `ContextLengthExceeded` for a prompt that fills the context, or a `max_tokens` larger
     than the whole context, naming both numbers. If only the sum is too large, `max_tokens` is a
@@ -352,19 +310,37 @@ class SamplingParams(SamplingFields, omit_defaults=True, forbid_unknown_fields=T
     ) -> None:
         """Raise `InvalidRequest` for values that don't fit a model's vocabulary and context.
 
-        `vocab_size`: None if an adapter may add tokens: see `check_tokens`.
+        `vocab_size`: None if an adapter may add tokens; ids are then checked once it is loaded.
         """
-        check_against_model(
-            self,
-            vocab_size=vocab_size,
-            num_prompt_tokens=num_prompt_tokens,
-            max_model_len=max_model_len,
-            max_logprobs=max_logprobs,
-        )
+        check_context(num_prompt_tokens, self.max_tokens, max_model_len)
+        for name in ("logprobs", "prompt_logprobs"):
+            value = getattr(self, name)
+            if name == "logprobs" and self.logprob_token_ids is not None:
+                continue
+            if value is not None and value > max_logprobs:
+                raise InvalidRequest(
+                    f"{name} must be at most {max_logprobs}, got {value}.", param=name
+                )
+        if vocab_size is not None:
+            self.check_tokens(vocab_size)
 
     def check_tokens(self, vocab_size: int) -> None:
         """Raise `InvalidRequest` for token ids outside of a vocabulary."""
-        check_tokens(self, vocab_size)
+        tokens: list[tuple[str, Any]] = [
+            ("stop_token_ids", self.stop_token_ids),
+            ("allowed_token_ids", self.allowed_token_ids),
+            ("logit_bias", self.logit_bias),
+            ("logprob_token_ids", self.logprob_token_ids),
+        ]
+        if self.thinking is not None:
+            tokens.append(("thinking", self.thinking.all_token_ids))
+        tokens += [("bad_words", word) for word in self.bad_words_token_ids or ()]
+        for name, ids in tokens:
+            if ids and max(ids) >= vocab_size:
+                raise InvalidRequest(
+                    f"{name} holds token {max(ids)}, but the vocabulary has {vocab_size} entries.",
+                    param=name,
+                )
 
     def update_from_generation_config(
         self, generation_config: dict[str, Any], model_eos_token_id: int | None = None

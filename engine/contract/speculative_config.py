@@ -160,9 +160,3 @@ class SpeculativeConfig:
 
 def _config_error(message: str) -> ConfigError:
     return ConfigError(f"{_PARAM}: {message}", param=_PARAM)
-
-
-def check_speculative(config: Mapping[str, Any]) -> None:
-    """Raise `ConfigError` for an invalid `speculative_config`; {} means none."""
-    if config:
-        SpeculativeConfig.from_mapping(config)

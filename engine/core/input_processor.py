@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engine.contract.engine_config import EngineConfig
+from engine.contract.engine_config import MAX_MEDIA_PER_PROMPT, EngineConfig
 from engine.contract.errors import BudgetExhausted, InvalidRequest, KVPoolTooSmall, QuireError
 from engine.contract.messages import EngineRequest, MediaItem, PromptEmbeds, gc_untracked
 from engine.contract.pooling_params import ALIGN, GENERATE, PoolingParams, check_length
@@ -292,12 +292,8 @@ class InputProcessor:
         ):
             if kinds[kind] and not is_supported:
                 raise InvalidRequest(f"{config.name} takes no {noun}.", param="messages")
-        limits = {
-            "image": config.max_images,
-            "video": config.max_videos,
-            "audio": config.max_audios,
-        }
-        for kind, limit in limits.items():
+        for kind in MAX_MEDIA_PER_PROMPT:
+            limit = config.max_media(kind)
             if kinds[kind] > limit:
                 raise InvalidRequest(
                     f"A prompt may have at most {limit} {kind}s, this one has {kinds[kind]}.",

@@ -46,7 +46,7 @@ class ModelConfig:
         self.trust_remote_code, self.enforce_eager = config.trust_remote_code, config.enforce_eager
         self.runner_type = "generate" if loaded.pooler is None else "pooling"
         self.folder = str(loaded.folder)
-        self.limit_mm_per_prompt = {"image": config.max_images}
+        self.limit_mm_per_prompt = {"image": config.max_media("image")}
 
     @cached_property
     def hf_config(self) -> PreTrainedConfig:

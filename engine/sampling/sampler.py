@@ -86,7 +86,7 @@ class SamplerOutput:
             penalties and filters.
         errors: row -> error message; other rows are unaffected.
         candidates: row of a beam -> its most likely next tokens, best first, by log probability
-            after constraints, penalties and temperature. The row's token is `INVALID_TOKEN`.
+            after constraints, penalties and temperature. The row's token has no meaning.
     """
 
     token_ids: Tensor
