@@ -100,11 +100,6 @@ def modules_of(model: AdaptableModel, heads: ClassifierHeadFactory | None = None
     return TransformersModules(model)
 
 
-def slot_of(name: str) -> str:
-    """Return the slot of the module of this name."""
-    return name.replace(".", "/")
-
-
 def _name(slot: str) -> str:
     """Return the name of the module in this slot."""
     return slot.replace("/", ".")

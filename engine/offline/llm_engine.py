@@ -161,7 +161,7 @@ class LLMEngine:
         if params is None:
             params = SamplingParams(**self.core.facts.default_sampling)
         if isinstance(params, PoolingParams):
-            self._add_pooling(request_id, entry, params, priority)
+            self.submit_pooling(request_id, entry, params, priority)
         else:
             self.submit(request_id, entry, params, priority, arrival_time)
         return request_id
@@ -270,9 +270,10 @@ class LLMEngine:
         stops = [*(params.stop_token_ids or ()), eos_id]
         return msgspec.structs.replace(params, stop_token_ids=stops)
 
-    def _add_pooling(
-        self, request_id: str, entry: TokenPrompt, params: PoolingParams, priority: int
+    def submit_pooling(
+        self, request_id: str, entry: TokenPrompt, params: PoolingParams, priority: int = 0
     ) -> None:
+        """Queue a tokenized prompt, whose result is that of `run_step`."""
         pooling = self.core.facts.pooling
         if not params.task and pooling is not None:
             params = msgspec.structs.replace(params, task=default_task(self.core.facts.tasks))

@@ -8,9 +8,9 @@ from typing import Any, TypeVar
 import msgspec
 import torch
 
-from engine.contract.errors import EngineFault, InvalidRequest
+from engine.contract.errors import EngineFault, EngineSleeping, InvalidRequest
 from engine.contract.lora import AdapterRef, to_adapter_refs
-from engine.contract.messages import EngineRequest, PoolingInfo, TokenDelta
+from engine.contract.messages import PoolingInfo
 from engine.contract.plugins import PooledData, PooledPrompt, io_processor
 from engine.contract.pooling_params import (
     TOKEN_TASKS,
@@ -32,10 +32,10 @@ from engine.offline.outputs import (
     PoolingRequestOutput,
     ScoringOutput,
     ScoringRequestOutput,
-    record_end,
 )
 from engine.text.tokenizer import Tokenizer
 
+Input = TypeVar("Input")
 Output = TypeVar("Output")
 Raw = PoolingRequestOutput[torch.Tensor]
 #: A prompt and its parameters.
@@ -279,47 +279,43 @@ class PoolingMethods(LLMBase):
         return scores
 
     def _run_pooling(self, entries: list[Entry], use_tqdm: UseTqdm, lora_request: Any) -> list[Raw]:
-        """Run requests until they finish. On an exception all of them are aborted."""
-        results: dict[str, Raw] = {}
+        """Run requests until they finish. On an exception all of them are aborted.
+
+        Their outputs are float32 [1, size] or [num_tokens, size].
+        """
+        engine, results = self.llm_engine, dict[str, Raw]()
         by_token = any(params.by_token for _, params in entries)
         adapters = to_adapter_refs(lora_request, len(entries))
+        waiting: set[str] = set()
+        ids = [str(next(self._ids)) for _ in entries]
         try:
-            for (prompt, params), adapter in zip(entries, adapters, strict=True):
-                request_id = str(next(self._ids))
-                message = EngineRequest(
-                    request_id=request_id,
-                    gateway_id="",
-                    prompt_token_ids=prompt.token_ids,
-                    pooling=params,
-                    cache_namespace=prompt.cache_salt,
-                    adapter=adapter,
-                    media=self.llm_engine.locate_media(prompt),
-                )
-                media = {item.digest: item.tensors for item in prompt.media}
-                self.core.add_request(message, media=media)
-                results[request_id] = PoolingRequestOutput(request_id, None, prompt.token_ids)
+            for request_id, (prompt, params), adapter in zip(ids, entries, adapters, strict=True):
+                engine.submit_pooling(request_id, prompt._replace(adapter=adapter), params)
+                waiting.add(request_id)
             with self._threads.engine_threads(), progress(use_tqdm, len(entries)) as bar:
-                while self.core.has_work:
-                    for delta in self.core.step():
-                        _fill_result(results[delta.request_id], delta, by_token)
+                while waiting:
+                    if not engine.has_work:
+                        raise EngineSleeping("The model sleeps: wake it up first.")
+                    for result in engine.run_step()[1]:
+                        results[result.request_id] = _by_row(result, by_token)
+                        waiting.discard(result.request_id)
                         bar.update()
         except BaseException:
-            for request_id in results:
-                self.core.abort(request_id)
+            engine.abort_request(waiting)
             raise
         check_failures(list(results.values()))
-        return list(results.values())
+        return [results[request_id] for request_id in ids]
 
 
-def _fill_result(result: Raw, delta: TokenDelta, by_token: bool) -> None:
-    """Set a request's result, float32 [1, size] or [num_tokens, size]."""
-    values = record_end(result, delta)
-    if values is not None:
-        rows = len(result.prompt_token_ids) if by_token else 1
-        result.outputs = values.view(rows, -1)
+def _by_row(result: PoolingRequestOutput[PoolingOutput], by_token: bool) -> Raw:
+    """Return the result with outputs [1, size] or [num_tokens, size]."""
+    rows = len(result.prompt_token_ids) if by_token else 1
+    return _converted(result, lambda output: output.data.view(rows, -1))
 
 
-def _converted(raw: Raw, make: Callable[[torch.Tensor], Output]) -> PoolingRequestOutput[Output]:
+def _converted(
+    raw: PoolingRequestOutput[Input], make: Callable[[Input], Output]
+) -> PoolingRequestOutput[Output]:
     """Return the result with converted outputs."""
     outputs = None if raw.outputs is None else make(raw.outputs)
     return PoolingRequestOutput(

@@ -25,7 +25,6 @@ class PrefillLimits:
     Attributes:
         max_prompt_tokens: bounds the duration of a step, except for `min_step_tokens`.
         saturation_decodes: number of decodes from which prompts get `max_prompt_tokens`; with fewer
-            they get that fraction of it, a third at least, and fill the step up to
             they get that fraction of it, at least a third, and fill the step up to
             `min_step_tokens` anyway. 0: always `max_prompt_tokens`.
         min_step_tokens: tokens of a step, decodes included, with up to 9 decodes; a few more tokens

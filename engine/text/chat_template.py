@@ -143,50 +143,22 @@ def read_template(source: str | None) -> str:
 
 
 def render_chat_text(
-    tokenizer: Tokenizer,
-    messages: Sequence[dict[str, Any]],
-    *,
-    tools: list[dict[str, Any]] | None = None,
-    add_generation_prompt: bool = True,
-    continue_final_message: bool | str = False,
-    chat_template: str | None = None,
-    documents: list[dict[str, Any]] | None = None,
-    limits: RenderLimits = DEFAULT_LIMITS,
-    content_format: str = "auto",
-    **kwargs: Any,
+    tokenizer: Tokenizer, messages: Sequence[dict[str, Any]], **options: Any
 ) -> str:
-    """Return the rendered chat as text. Arguments and errors are `render_chat`'s.
+    """Return the rendered chat as text. Options and errors are those of `render_chat`.
 
     For display only: in text, control tokens from the template and those typed by a user look the
     same. `render_chat` distinguishes them.
     """
-    return _chat(
-        tokenizer,
-        messages,
-        tools=tools,
-        add_generation_prompt=add_generation_prompt,
-        continue_final_message=continue_final_message,
-        chat_template=chat_template,
-        documents=documents,
-        limits=limits,
-        content_format=content_format,
-        kwargs=kwargs,
-    ).render()
+    return _chat(tokenizer, messages, **options).render()
 
 
 def render_chat(
     tokenizer: Tokenizer,
     messages: Sequence[dict[str, Any]],
     *,
-    tools: list[dict[str, Any]] | None = None,
-    add_generation_prompt: bool = True,
-    continue_final_message: bool | str = False,
-    chat_template: str | None = None,
-    documents: list[dict[str, Any]] | None = None,
-    limits: RenderLimits = DEFAULT_LIMITS,
-    content_format: str = "auto",
     max_tokens: int | None = None,
-    **kwargs: Any,
+    **options: Any,
 ) -> list[int]:
     """Return the token ids of a chat in the format of the model's template.
 
@@ -196,15 +168,8 @@ def render_chat(
     Args:
         tokenizer: has the template and the control tokens.
         messages: objects with `role` and usually `content`: a string or a list of parts.
-        tools, documents: JSON values for the template.
-        add_generation_prompt: end with the header of an assistant's message.
-        continue_final_message: end inside the last message, so that the model continues it; a
-            string names another field than `content` to continue.
-        chat_template: the name of one of the folder's templates, or a Jinja source.
-        limits: limits on the template's rendering.
-        content_format: form of content for the template: "string", "openai" (parts) or "auto".
         max_tokens: maximum useful length of the chat; see `Tokenizer.encode`.
-        kwargs: additional variables for the template.
+        options: see `_chat`.
 
     Raises:
         TemplateLimit: the template takes too many steps, or too long.
@@ -212,18 +177,7 @@ def render_chat(
             template.
         ContextLengthExceeded: far more than `max_tokens`.
     """
-    chat = _chat(
-        tokenizer,
-        messages,
-        tools=tools,
-        add_generation_prompt=add_generation_prompt,
-        continue_final_message=continue_final_message,
-        chat_template=chat_template,
-        documents=documents,
-        limits=limits,
-        content_format=content_format,
-        kwargs=kwargs,
-    )
+    chat = _chat(tokenizer, messages, **options)
     control = _control_tokens(tokenizer)
     # Templates that read parts don't use the mark: masked text must not become an image.
     inputs = [chat.messages, chat.inputs, chat.image_mark]
@@ -236,16 +190,27 @@ def _chat(
     tokenizer: Tokenizer,
     messages: Sequence[dict[str, Any]],
     *,
-    tools: list[dict[str, Any]] | None,
-    add_generation_prompt: bool,
-    continue_final_message: bool | str,
-    chat_template: str | None,
-    documents: list[dict[str, Any]] | None,
-    limits: RenderLimits,
-    content_format: str,
-    kwargs: dict[str, Any],
+    tools: list[dict[str, Any]] | None = None,
+    add_generation_prompt: bool = True,
+    continue_final_message: bool | str = False,
+    chat_template: str | None = None,
+    documents: list[dict[str, Any]] | None = None,
+    limits: RenderLimits = DEFAULT_LIMITS,
+    content_format: str = "auto",
+    **kwargs: Any,
 ) -> _Chat:
-    """Validate the arguments and convert them to the form that the template reads."""
+    """Validate the arguments and convert them to the form that the template reads.
+
+    Args:
+        tools, documents: JSON values for the template.
+        add_generation_prompt: end with the header of an assistant's message.
+        continue_final_message: end inside the last message, so that the model continues it; a
+            string names another field than `content` to continue.
+        chat_template: the name of one of the folder's templates, or a Jinja source.
+        limits: limits on the template's rendering.
+        content_format: form of content for the template: "string", "openai" (parts) or "auto".
+        kwargs: additional variables for the template.
+    """
     if continue_final_message and add_generation_prompt:
         raise InvalidRequest(
             "continue_final_message and add_generation_prompt can't be used together.",
