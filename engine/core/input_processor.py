@@ -427,7 +427,6 @@ class InputProcessor:
             # An odd factor: no two outputs of a request share a seed.
             seed=(seed + 0x9E3779B97F4A7C15 * index) % 2**64,
             block_hashes=BlockHashes(namespace_key(*message.cache_scope), content),
-            num_resumed_tokens=len(resumed),
             counts_placeholders=self._counts_placeholders(message),
             isolated=message.isolated,
         )

@@ -247,16 +247,32 @@ class DeviceHeads:
             slots.add((layer, HEAD), logits, hidden, self.rows)
 
 
-class LoraLinear(LinearLayer):
-    """A linear layer that adds adapters' outputs to the rows that a step assigns to them."""
+class LinearWithAddition(LinearLayer):
+    """A linear layer to whose outputs something is added; its rows and tensors stay the same."""
+
+    def __init__(self, ops: KernelSet, layer: LinearLayer) -> None:
+        self._ops, self._layer = ops, layer
+        self.in_features, self.out_features = layer.in_features, layer.out_features
+        self.nbytes = layer.nbytes
+
+    def rows(self, ids: Tensor) -> Tensor:
+        """See `LinearLayer.rows`."""
+        return self._layer.rows(ids)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """See `LinearLayer.tensors`."""
+        return self._layer.tensors()
+
+
+class LoraLinear(LinearWithAddition):
+    """Adds adapters' outputs to the rows that a step assigns to them."""
 
     def __init__(
         self, ops: KernelSet, layer: LinearLayer, target: tuple[int, str], step: LoraContext
     ) -> None:
         """`target`: the index of its layer, and its slot."""
-        self._ops, self._layer, self._target, self._step = ops, layer, target, step
-        self.in_features, self.out_features = layer.in_features, layer.out_features
-        self.nbytes = layer.nbytes
+        super().__init__(ops, layer)
+        self._target, self._step = target, step
 
     def __call__(self, x: Tensor, out: Tensor | None = None) -> Tensor:
         """See `LinearLayer.__call__`."""
@@ -268,36 +284,20 @@ class LoraLinear(LinearLayer):
             self._ops.add_lora(y, x, uses)
         return y
 
-    def rows(self, ids: Tensor) -> Tensor:
-        """See `LinearLayer.rows`."""
-        return self._layer.rows(ids)
 
-    def tensors(self) -> dict[str, Tensor]:
-        """See `LinearLayer.tensors`."""
-        return self._layer.tensors()
-
-
-class LowRankLinear(LinearLayer):
-    """A shared linear layer with its own low-rank weights added for all rows."""
+class LowRankLinear(LinearWithAddition):
+    """Adds low-rank weights of its own to all rows of a shared linear layer."""
 
     def __init__(self, ops: KernelSet, layer: LinearLayer, added: PackedLora) -> None:
-        self._ops, self._layer, self._added = ops, layer, added
-        self.in_features, self.out_features = layer.in_features, layer.out_features
-        self.nbytes = layer.nbytes + added.nbytes
+        super().__init__(ops, layer)
+        self._added = added
+        self.nbytes += added.nbytes
 
     def __call__(self, x: Tensor, out: Tensor | None = None) -> Tensor:
         """See `LinearLayer.__call__`."""
         y = self._layer(x, out)
         self._ops.add_lora(y, x, [(self._added, torch.arange(len(x)))])
         return y
-
-    def rows(self, ids: Tensor) -> Tensor:
-        """See `LinearLayer.rows`; returns those of the shared layer."""
-        return self._layer.rows(ids)
-
-    def tensors(self) -> dict[str, Tensor]:
-        """See `LinearLayer.tensors`; returns those of the shared layer."""
-        return self._layer.tensors()
 
 
 class LatentLora(PackedLora):

@@ -4,7 +4,6 @@ unchanged."""
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import cache, cached_property
 
 import numpy as np
@@ -54,41 +53,6 @@ class RowSelection:
         return tensor if self.index is None else tensor[self.index]
 
 
-@dataclass(frozen=True, slots=True)
-class RowSettings:
-    """The settings of all rows, including greedy ones, as arguments of `KernelSet.sample`."""
-
-    temperature: Tensor
-    top_k: Tensor
-    top_p: Tensor
-    min_p: Tensor
-
-    @classmethod
-    def from_states(
-        cls, states: Sequence[RequestSamplingState], vocab_size: int, device: torch.device
-    ) -> RowSettings:
-        """Return settings with one row per state."""
-        params = [state.params for state in states]
-        top_k = [vocab_size if p.top_k < 1 else p.top_k for p in params]
-        temperature = [0.0 if p.greedy else p.temperature for p in params]
-        return cls(
-            to_device(torch.tensor(temperature, dtype=torch.float32), device),
-            to_device(torch.tensor(top_k, dtype=torch.int64), device),
-            to_device(torch.tensor([p.top_p for p in params], dtype=torch.float64), device),
-            to_device(torch.tensor([p.min_p for p in params], dtype=torch.float64), device),
-        )
-
-    def with_seeds(self, seeds: NDArray[np.uint64]) -> StepSamplingParams:
-        """Return settings for kernels that generate the random numbers themselves."""
-        return StepSamplingParams(
-            self.temperature,
-            self.top_k,
-            self.top_p,
-            self.min_p,
-            torch.from_numpy(seeds.view(np.int64)),
-        )
-
-
 def _num_candidates(params: SamplingParams, eos_token_ids: Sequence[int]) -> int:
     ends = end_tokens(params, eos_token_ids)
     return max(candidates_needed(params.beam_width, len(ends)), params.logprobs or 0)
@@ -97,6 +61,22 @@ def _num_candidates(params: SamplingParams, eos_token_ids: Sequence[int]) -> int
 def seeds_of(states: Sequence[RequestSamplingState]) -> NDArray[np.uint64]:
     """Return the seeds, uint64 [len(states)]."""
     return np.array([state.seed % 2**64 for state in states], dtype=np.uint64)
+
+
+def step_sampling_params(
+    states: Sequence[RequestSamplingState], vocab_size: int, device: torch.device
+) -> StepSamplingParams:
+    """Return the kernels' parameters for rows of these states, including greedy ones."""
+    params = [state.params for state in states]
+    top_k = [vocab_size if p.top_k < 1 else p.top_k for p in params]
+    temperature = [0.0 if p.greedy else p.temperature for p in params]
+    return StepSamplingParams(
+        to_device(torch.tensor(temperature, dtype=torch.float32), device),
+        to_device(torch.tensor(top_k, dtype=torch.int64), device),
+        to_device(torch.tensor([p.top_p for p in params], dtype=torch.float64), device),
+        to_device(torch.tensor([p.min_p for p in params], dtype=torch.float64), device),
+        torch.from_numpy(seeds_of(states).view(np.int64)),
+    )
 
 
 class SamplingMetadata:
@@ -149,9 +129,9 @@ class SamplingMetadata:
         return RowSelection(rows, len(self.states), self.device)
 
     @cached_property
-    def settings(self) -> RowSettings:
-        """The rows' settings."""
-        return RowSettings.from_states(self.states, self.vocab_size, self.device)
+    def params(self) -> StepSamplingParams:
+        """The rows' parameters."""
+        return step_sampling_params(self.states, self.vocab_size, self.device)
 
     def uniforms(self, lengths: NDArray[np.int64] | None = None) -> Tensor:
         """Return [rows] float64 in [0, 1), each a function of its sequence's seed and position.

@@ -15,7 +15,7 @@ from engine.contract.sampling_params import GREEDY_EPS
 from engine.sampling.constraints import suppressed_stop_ids
 from engine.sampling.custom_processors import LogitsProcessors
 from engine.sampling.logprobs import LogprobsComputer, LogprobsTensors, best_candidates
-from engine.sampling.metadata import RowSettings, SamplingMetadata, seeds_of
+from engine.sampling.metadata import SamplingMetadata, step_sampling_params
 from engine.sampling.penalties import GpuPenalties, is_penalized
 from engine.sampling.rejection_sampler import TypicalAcceptanceSampler
 from engine.sampling.request_state import RequestSamplingState
@@ -264,8 +264,7 @@ class Sampler:
         has_edits = any(edit is not NO_EDITS for edit in edits)
         if not has_edits and all(state.params.greedy for state in states):
             return None
-        settings = RowSettings.from_states(states, vocab_size, torch.device("cpu"))
-        choice = settings.with_seeds(seeds_of(states))
+        choice = step_sampling_params(states, vocab_size, torch.device("cpu"))
         return replace(choice, edits=edits) if has_edits else choice
 
     def needs_host_sync(self, logits: Tensor, states: Sequence[RequestSamplingState]) -> bool:
@@ -352,12 +351,12 @@ class Sampler:
         ops = self.ops_for(logits) or by_torch
         if batch.is_greedy:
             return ops.argmax(logits.contiguous())
-        settings = batch.settings
+        params, numbers = batch.params, batch.uniforms(lengths)
         return ops.sample(
             logits.contiguous(),
-            settings.temperature,
-            settings.top_k,
-            settings.top_p,
-            settings.min_p,
-            batch.uniforms(lengths),
+            params.temperature,
+            params.top_k,
+            params.top_p,
+            params.min_p,
+            numbers,
         )

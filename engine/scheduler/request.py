@@ -61,8 +61,6 @@ class Sequence:
     num_cached_tokens: int = 0
     #: Prompt tokens that needn't be computed, or are counted as computed already.
     num_prompt_counted: int = 0
-    #: Output tokens that the client had before this replica took over; they aren't sent again.
-    num_resumed_tokens: int = 0
     finish_reason: str | None = None
     stop_reason: int | None = None
     prompt_logprobs: list[TokenLogprobs | None] | None = None

@@ -366,38 +366,27 @@ class _AsyncFollowing:
         await super().send_packed_command(*args, **options)  # type: ignore[misc]
 
 
-class _Tcp(_FailoverConnection, synchronous.Connection):
-    pass
+def _kind(following: type, connection: type) -> type[Any]:
+    """Return a kind of connection that follows a primary."""
+    return type(connection.__name__, (following, connection), {})
 
 
-class _Tls(_FailoverConnection, synchronous.SSLConnection):
-    pass
-
-
-class _Unix(_FailoverConnection, synchronous.UnixDomainSocketConnection):
-    pass
-
-
-class _AsyncTcp(_AsyncFollowing, asynchronous.Connection):
-    pass
-
-
-class _AsyncTls(_AsyncFollowing, asynchronous.SSLConnection):
-    pass
-
-
-class _AsyncUnix(_AsyncFollowing, asynchronous.UnixDomainSocketConnection):
-    pass
-
-
+#: By scheme, connections for threads and for event loops.
 _KINDS: dict[str, tuple[type[Any], type[Any]]] = {
-    "rediss": (_Tls, _AsyncTls),
-    "unix": (_Unix, _AsyncUnix),
+    scheme: (
+        _kind(_FailoverConnection, getattr(synchronous, name)),
+        _kind(_AsyncFollowing, getattr(asynchronous, name)),
+    )
+    for scheme, name in (
+        ("redis", "Connection"),
+        ("rediss", "SSLConnection"),
+        ("unix", "UnixDomainSocketConnection"),
+    )
 }
 
 
 def _kinds(url: str) -> tuple[type[Any], type[Any]]:
-    return _KINDS.get(urlsplit(url).scheme, (_Tcp, _AsyncTcp))
+    return _KINDS.get(urlsplit(url).scheme, _KINDS["redis"])
 
 
 class FailoverConnectionPool(redis.ConnectionPool):
@@ -410,9 +399,11 @@ class FailoverConnectionPool(redis.ConnectionPool):
         return super().from_url(url, connection_class=kind, driver_info=_DRIVER, **options)
 
 
-def sync_client(url: str, *, timeout_s: float = TIMEOUT_S, block_s: float = 0.0) -> redis.Redis:
+def sync_client(
+    url: str, *, timeout_s: float = TIMEOUT_S, block_s: float = 0.0, **options: Any
+) -> redis.Redis:
     """Return a client for threads. `block_s` is its longest blocking read in seconds, in addition
-    to a reply's timeout.
+    to a reply's timeout; `options` are redis-py's.
     """
     return redis.Redis.from_url(  # noqa: TID251
         url,
@@ -420,6 +411,7 @@ def sync_client(url: str, *, timeout_s: float = TIMEOUT_S, block_s: float = 0.0)
         driver_info=_DRIVER,
         socket_timeout=timeout_s + block_s,
         socket_connect_timeout=timeout_s,
+        **options,
     )
 
 
@@ -429,14 +421,7 @@ def replica_client(url: str, *, timeout_s: float = REPLICA_TIMEOUT_S) -> redis.R
     It doesn't retry commands: a lost reply may have contained inbox entries, which a repeated
     command wouldn't return.
     """
-    return redis.Redis.from_url(  # noqa: TID251
-        url,
-        connection_class=_kinds(url)[0],
-        driver_info=_DRIVER,
-        socket_timeout=timeout_s,
-        socket_connect_timeout=timeout_s,
-        retry=redis.retry.Retry(NoBackoff(), 0),
-    )
+    return sync_client(url, timeout_s=timeout_s, retry=redis.retry.Retry(NoBackoff(), 0))
 
 
 def async_client(url: str) -> AsyncRedis:

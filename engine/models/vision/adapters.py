@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from engine.models.layers.linear import FusedLinear
+from engine.models.lora import LinearWithAddition
 from engine.models.weight_loader import WeightLoader
 from kernels import KernelSet, LinearLayer
 from kernels.lora import PackedLora
@@ -27,14 +28,13 @@ class EncoderLora:
     deltas: Mapping[str, PackedLora] = field(default_factory=dict)
 
 
-class EncoderLinear(LinearLayer):
-    """A linear layer that adds the current adapter's output to all rows."""
+class EncoderLinear(LinearWithAddition):
+    """Adds the current adapter's output to all rows."""
 
     def __init__(self, ops: KernelSet, layer: LinearLayer, name: str, lora: EncoderLora) -> None:
         """`name` is that of the first part, by which `lora` has the addition."""
-        self._ops, self._layer, self._name, self._lora = ops, layer, name, lora
-        self.in_features, self.out_features = layer.in_features, layer.out_features
-        self.nbytes = layer.nbytes
+        super().__init__(ops, layer)
+        self._name, self._lora = name, lora
 
     def __call__(self, x: Tensor, out: Tensor | None = None) -> Tensor:
         """See `LinearLayer.__call__`."""
@@ -42,14 +42,6 @@ class EncoderLinear(LinearLayer):
         if (delta := self._lora.deltas.get(self._name)) is not None:
             self._ops.add_lora(y, x, [(delta, torch.arange(len(x)))])
         return y
-
-    def rows(self, ids: Tensor) -> Tensor:
-        """See `LinearLayer.rows`."""
-        return self._layer.rows(ids)
-
-    def tensors(self) -> dict[str, Tensor]:
-        """See `LinearLayer.tensors`."""
-        return self._layer.tensors()
 
 
 @dataclass(slots=True)
