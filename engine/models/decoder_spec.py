@@ -213,15 +213,6 @@ class MambaSpec:
         """Outputs of x_proj: inputs of dt_proj, keys, queries."""
         return self.dt_rank, self.keys, self.keys
 
-    def num_parameters(self, hidden: int) -> int:
-        """Return the number of parameters of a layer's projections."""
-        selection = (sum(self.x_sizes) + self.dt_rank) if self.x_proj else 0
-        if self.kind == "kda":
-            selection = 2 * self.dt_rank
-        if self.kind == "rg_lru":
-            selection = 2 * self.value_size
-        return hidden * (self.input_rows + self.values) + self.values * selection
-
     @property
     def nbytes(self) -> int:
         """Bytes of a sequence's states in all layers."""
@@ -306,20 +297,6 @@ class MlaSpec:
     def query_size(self) -> int:
         """Size of a head's query."""
         return self.qk_nope_head_dim + self.qk_rope_head_dim
-
-    def num_parameters(self, hidden: int, heads: int) -> int:
-        """Return the number of parameters of the projections, without norms and biases."""
-        queries = heads * self.query_size
-        query_parameters = (
-            self.query_rank * (hidden + queries) if self.query_rank else hidden * queries
-        )
-        pairs = heads * (self.qk_nope_head_dim + self.value_size)
-        return (
-            query_parameters
-            + hidden * self.latent_rows
-            + self.kv_lora_rank * pairs
-            + heads * self.value_size * hidden
-        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -615,32 +592,9 @@ class DecoderSpec:
     @property
     def num_parameters(self) -> int:
         """Number of parameters of tables and layers, without norms and biases."""
-        matrices = 3 if self.gated else 2
-        attending = len(self.attention_layers)
-        per_layer = (3 if self.attention_output_gate else 2) * self.q_size + 2 * self.kv_size
-        if self.latents is not None:
-            latents = self.latents.num_parameters(self.hidden_size, self.num_heads)
-            per_layer = latents // self.hidden_size
-        per_block, attention = per_layer, attending * per_layer
-        if self.states is not None:
-            per_layer = self.states.num_parameters(self.hidden_size)
-            attention += sum(self.states.layers) * per_layer // self.hidden_size
-        if self.cross is not None:
-            attention += self.num_layers * 2 * (self.q_size + self.kv_size)
-        num_mlps = sum(self.has_mlp) if self.has_mlp else self.num_layers
-        if self.shared is not None:
-            blocks = len(set(self.shared.sources) - {-1})
-            # The inputs of queries, keys and values are the hidden state and the embedding.
-            attention += blocks * (3 * self.q_size + 4 * self.kv_size) - attending * per_block
-            num_mlps = blocks
-        mlps = num_mlps * matrices * self.intermediate_size
-        if self.moe is not None:
-            moe, with_experts = self.moe, sum(self.moe.layers)
-            experts = moe.num_experts * moe.intermediate_size + moe.shared_size
-            mlps += with_experts * matrices * (experts - self.intermediate_size)
-            mlps += with_experts * moe.num_experts
-        tables = (1 if self.tie_embeddings else 2) * self.vocab_size + self.num_positions
-        return (attention + mlps + tables) * self.hidden_size
+        from engine.models.layers.describe import count_parameters  # imports this module
+
+        return count_parameters(self)
 
     @property
     def state_bytes(self) -> int:

@@ -31,6 +31,7 @@ from engine.models.layers.linear import (
     Split,
     StateDescription,
     TableDescription,
+    described_linears,
 )
 from kernels.interface import ActivationSpec
 
@@ -394,3 +395,17 @@ def _experts(spec: DecoderSpec, prefix: str, moe: MoeSpec) -> MoeBlock:
     shared = _mlp(spec, up, first + moe.shared_down, moe.shared_size)
     gate = _linear(prefix + moe.shared_gate, 1, hidden, False, quantized=False)
     return MoeBlock(router, moe, prefix, shared, gate if moe.shared_gate else None)
+
+
+def count_parameters(spec: DecoderSpec) -> int:
+    """Return the number of parameters of tables and layers, without norms and biases."""
+    layers = describe(spec).layers
+    # Layers may share some of them.
+    linears = {linear for layer in layers for linear in described_linears(layer)}
+    blocks = [layer.mlp for layer in layers if isinstance(layer.mlp, MoeBlock)]
+    inner = sum(block.moe.num_experts * block.moe.intermediate_size for block in blocks)
+    tables = (1 if spec.tie_embeddings else 2) * spec.vocab_size + spec.num_positions
+    return (
+        sum(linear.rows * linear.columns for linear in linears)
+        + ((3 if spec.gated else 2) * inner + tables) * spec.hidden_size
+    )
