@@ -13,7 +13,7 @@ Torch-free. MessagePack; no pickle crosses a process. Layout in Redis, all keys 
     {prefix}:log:{replica_id}                stream: the last lines that its process wrote,
                                              maintained by its supervisor
     {prefix}:layers:{replica_id}             how each layer's weights were loaded: a JSON list of
-                                             `LayerInfo`
+                                             `LayerReport`
     {prefix}:outbox:{gateway_id}             stream, field `m`: one `OutboxBatch` per step
     {prefix}:written                         hash: number of tokens that replicas have written for
                                              each open request, see `written_token_counts`

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -192,14 +193,24 @@ class PoolingInfo(msgspec.Struct, omit_defaults=True, kw_only=True):
     image_or_text: bool = False
 
 
-class LayerInfo(msgspec.Struct, omit_defaults=True, kw_only=True):
-    """How one layer's weights were loaded; words as in `WeightsInfo`."""
+@dataclass(frozen=True, slots=True)
+class LayerReport:
+    """How one layer's weights were loaded.
+
+    Attributes:
+        layer: the checkpoint's names of its parts.
+        format: format of all of its parts in the checkpoint.
+        level: see `WeightsInfo`.
+        nbytes: bytes that a forward pass reads.
+        error: largest difference from the dequantized weights over some rows, relative to the
+            largest of these.
+    """
 
     layer: str
     format: str
     level: str
     nbytes: int
-    error: float = 0.0
+    error: float
 
 
 class WeightsInfo(msgspec.Struct, omit_defaults=True, kw_only=True):

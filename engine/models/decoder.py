@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from engine.contract.replica_state import LayerReport
 from engine.distributed.parallel_state import stage_layers
 from engine.distributed.pipeline import PipelineStage
 from engine.kv_cache.kv_cache_config import (
@@ -55,7 +56,6 @@ from engine.models.supports_lora import (
 )
 from engine.models.weight_loader import WeightLoader
 from engine.quantization.packing import make_quant_scheme
-from engine.quantization.report import LayerReport
 from kernels import KernelSet, LinearLayer
 from kernels.compiled_decoder import BatchTables, CompiledStep, EmbeddingAndHead
 from kernels.interface import NO_NORM, CompiledDecoder, RankGroup

@@ -11,13 +11,13 @@ from torch import Tensor
 
 from engine.contract.messages import PoolingInfo
 from engine.contract.pooling_params import GENERATE, TRANSCRIPTION
+from engine.contract.replica_state import LayerReport
 from engine.kv_cache.kv_cache_config import KVCacheConfig
 from engine.models.forward_context import AttentionMetadata
 from engine.models.layers.moe import Weights
 from engine.models.lora import AdapterWeights
 from engine.models.rotary_embedding import RopeSpec
 from engine.multimodal.inputs import MediaTensors
-from engine.quantization.report import LayerReport
 from kernels import KernelSet
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from engine.contract.replica_state import LayerReport
 from engine.models.decoder_spec import DecoderSpec
 from engine.models.expert_loader import ExpertLoader
 from engine.models.layers.linear import (
@@ -57,7 +58,7 @@ from engine.quantization.packing import (
     RowSelection,
     WeightSource,
 )
-from engine.quantization.report import LayerReport, layer_report
+from engine.quantization.report import layer_report
 from kernels import KernelSet, LinearLayer
 from kernels.interface import (
     NO_NORM,

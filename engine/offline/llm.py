@@ -8,6 +8,7 @@ from typing import Any
 from engine.contract.engine_config import EngineConfig
 from engine.contract.errors import EngineSleeping, InvalidRequest
 from engine.contract.lora import spread_lora_requests, to_adapter_refs
+from engine.contract.replica_state import LayerReport
 from engine.contract.sampling_params import SamplingParams
 from engine.multimodal.inputs import split_sampling
 from engine.offline.base import UseTqdm, progress
@@ -22,7 +23,6 @@ from engine.offline.output_collector import RequestOutputCollector
 from engine.offline.outputs import RequestOutput
 from engine.offline.pooling import PoolingMethods
 from engine.offline.tokenizer import OfflineTokenizer
-from engine.quantization.report import LayerReport
 from engine.text.chat_template import render_chat
 
 Messages = list[dict[str, Any]]

@@ -1,43 +1,19 @@
-"""`LayerReport`: how each layer's weights were converted at load."""
+"""Reports of how layers' weights were converted at load."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Literal
 
 import torch
 from torch import Tensor
 
-from engine.contract.replica_state import WeightsInfo
+from engine.contract.replica_state import LayerReport, WeightsInfo
 from engine.quantization.packing import WeightSource
 from kernels import LinearLayer
 
-Level = Literal["kept", "read"]
 #: Number of sampled rows per matrix. More would fragment the heap, see `LoadBuffer`.
 _ROWS = 4
-
-
-@dataclass(frozen=True, slots=True)
-class LayerReport:
-    """One packed layer.
-
-    Attributes:
-        layer: the checkpoint's names of its parts.
-        format: format of all of its parts in the checkpoint.
-        level: "kept": the kernels multiply by the checkpoint's own integers or floats; "read":
-            these were rounded to another format at load, or are stored in more bits.
-        nbytes: bytes that a forward pass reads.
-        error: largest difference from the dequantized weights over some rows, relative to the
-            largest of these.
-    """
-
-    layer: str
-    format: str
-    level: Level
-    nbytes: int
-    error: float
 
 
 def layer_report(

@@ -19,7 +19,7 @@ from engine.contract import messages as protocol
 from engine.contract import redis_keys
 from engine.contract.engine_config import EngineConfig
 from engine.contract.messages import Heartbeat, ModelInfo, ReplicaEvent
-from engine.contract.replica_state import LayerInfo, ProcessStats, watch_key
+from engine.contract.replica_state import ProcessStats, watch_key
 from engine.core.engine_core import EngineCore
 from engine.quantization.report import summary
 from engine.serving.inbox import WRITE_IF_CURRENT, IncarnationReplaced
@@ -35,19 +35,9 @@ def publish_load_report(
     client: redis.Redis, replica_id: str, prefix: str, core: EngineCore
 ) -> None:
     """Write the load report by layer; the replica serves even if that fails."""
-    layers = [
-        LayerInfo(
-            layer=layer.layer,
-            format=layer.format,
-            level=layer.level,
-            nbytes=layer.nbytes,
-            error=layer.error,
-        )
-        for layer in core.facts.load_report
-    ]
     key = redis_keys.load_report_key(replica_id, prefix)
     try:
-        client.set(key, msgspec.json.encode(layers), ex=RETENTION_S)
+        client.set(key, msgspec.json.encode(core.facts.load_report), ex=RETENTION_S)
     except redis.RedisError as error:
         log.warning("The load report can't be written (%s).", error)
 

@@ -24,7 +24,7 @@ from common.errors import NotFound
 from engine.contract import redis_keys, replica_state
 from engine.contract.errors import InvalidRequest, QuireError
 from engine.contract.messages import Heartbeat
-from engine.contract.replica_state import LayerInfo
+from engine.contract.replica_state import LayerReport
 from tenants.access import access_tenants
 from tenants.actors import to_actor
 from tenants.models import User
@@ -39,7 +39,7 @@ PHASES = {
 MAX_LAYERS = 2000
 MAX_SEQUENCES = 1 << 20
 MAX_CONTEXT_TOKENS = 1 << 31
-_layers = msgspec.json.Decoder(list[LayerInfo])
+_layers = msgspec.json.Decoder(list[LayerReport])
 
 
 def visible_models(user: User) -> QuerySet[ServedModel]:
@@ -181,7 +181,7 @@ def weights_of(beats: Iterable[Heartbeat]) -> list[dict[str, Any]]:
     return []
 
 
-def layers_of(replica_ids: Iterable[str]) -> list[LayerInfo]:
+def layers_of(replica_ids: Iterable[str]) -> list[LayerReport]:
     """The load report by layer from the first of these replicas that has one."""
     prefix = settings.QUIRE.key_prefix
     for replica_id in replica_ids:
