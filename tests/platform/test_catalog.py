@@ -185,6 +185,7 @@ def test_replicas_after_those_encode_for_the_others(folder: str) -> None:
     roles = [settings["ec_transfer_config"] for settings in configs]
     assert roles == [{"ec_role": "ec_producer"}, {"ec_role": "ec_consumer"}]
     assert all("kv_transfer_config" not in settings for settings in configs)
+    assert EngineConfig.from_mapping(configs[0]).ec_transfer_config == roles[0]
     with pytest.raises(InvalidRequest, match="2 replicas") as caught:
         actions.update_model(actor=SYSTEM_ACTOR, model=model, num_prefill=1)
     assert caught.value.param == "num_prefill"
