@@ -92,15 +92,15 @@ class AttentionArgs:
         """Return a tensor for the results."""
         return torch.empty(self.q.shape, dtype=self.q.dtype, device=self.q.device)
 
-    def check_causal(self, name: str) -> None:
-        """Raise ValueError unless queries attend to exactly the tokens up to their own, and none
-        has a bias by distance.
+    def check_causal(self, name: str, *, takes_spans: bool = False) -> None:
+        """Raise ValueError unless queries attend to exactly the tokens up to their own, or with
+        `takes_spans` to later ones, and none has a bias by distance.
         """
         if self.distance_bias is not None:
             raise ValueError(f"{name} does no bias by distance")
         if self.sparse is not None:
             raise ValueError(f"{name} does no block-sparse attention")
-        if self.visible_ends is not None:
+        if self.visible_ends is not None and not takes_spans:
             raise ValueError(f"{name} does no bidirectional attention")
 
 

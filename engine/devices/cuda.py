@@ -26,6 +26,8 @@ from engine.model_loader.loader import LoadedModel
 from engine.models.forward_context import AttentionMetadata
 from engine.models.supports_lora import SupportsLoRA
 from engine.sampling.sampler import Sampler
+from engine.scheduler.encoder_cache import encoder_capacity
+from engine.worker.gpu.encoder_memory import fill_encoder_cache
 from engine.worker.gpu.graphs import DeviceForward
 from engine.worker.gpu.input_buffers import StagedInputs, stage_eager
 from engine.worker.gpu.memory import MemoryProfile, num_gpu_blocks
@@ -229,10 +231,15 @@ class CudaDevice(Device):
                 return None
             return device_forward(model, config, budget, lengths, CudaRecorder, need.taps)
 
+        def fill_encoder() -> Tensor | None:
+            capacity = encoder_capacity(budget, need.loaded.max_model_len)
+            return fill_encoder_cache(model, need.loaded.tokenizer_folder, capacity)
+
         meter, taps = AcceleratorMeter(self.torch_device), need.taps
         return profile(
-            model, config, budget, lengths, need.dtype, layout, meter, make_forward, taps
-        )
+            model, config, budget, lengths, need.dtype, layout, meter, make_forward, taps,
+            fill_encoder,
+        )  # fmt: skip
 
     def _table_lengths(self, loaded: LoadedModel, layout: KVCacheConfig) -> list[int]:
         """Block table length of each group for a sequence of full length."""

@@ -89,4 +89,5 @@ def _model_tensors(loaded: LoadedModel) -> Iterator[Tensor]:
     """A model's tensors: those that it lists, otherwise those reachable from it."""
     named = getattr(loaded.model, "named_tensors", None)
     tensors = iter_tensors(loaded.model) if named is None else (tensor for _, tensor in named())
-    return itertools.chain(tensors, iter_tensors(loaded.pooler))
+    encoder = getattr(loaded.model, "family", None)
+    return itertools.chain(tensors, iter_tensors(encoder), iter_tensors(loaded.pooler))

@@ -15,7 +15,7 @@ from engine.checkpoints.ctranslate2 import ctranslate2_folder, is_ctranslate2
 from engine.checkpoints.gguf.folder import SUFFIX, find_gguf, gguf_folder
 from engine.checkpoints.model_files import apply_overrides, download
 from engine.contract.engine_config import EngineConfig
-from engine.contract.errors import ConfigError, ModelLoadError
+from engine.contract.errors import ConfigError, InvalidRequest, ModelLoadError
 from engine.contract.hub_files import is_hub_id
 from engine.contract.plugins import io_processor
 from engine.distributed.pipeline import PipelineStage
@@ -27,6 +27,9 @@ from engine.models.kv_scales import calibrate
 from engine.models.registry import check_sizes, load_plugins, read_config
 from engine.models.speech.ultravox import PART_MODELS
 from engine.models.speech.whisper import WhisperModel
+from engine.models.vision.family import VisionDecoder
+from engine.multimodal.inputs import split_sampling
+from engine.multimodal.processor import MediaProcessor
 from engine.pooling.pooler import Pooler
 from engine.quantization.report import log_lines as report_lines
 from engine.text.tokenizer import Tokenizer, load_tokenizer
@@ -144,6 +147,7 @@ def load_model(
         raise
     built = build(order)
     _check_pruning(config, built)
+    _check_media_options(config, built, files)
     spec = built.spec
     for line in report_lines(getattr(built.model, "load_report", ())):
         log.info("weights: %s", line)
@@ -183,6 +187,24 @@ def _check_pruning(config: EngineConfig, built: LoadedImpl) -> None:
                 "have no token for each square of pixels.",
                 param=f"{kind}_pruning_rate",
             )
+
+
+def _check_media_options(config: EngineConfig, built: LoadedImpl, folder: Path) -> None:
+    """Raise `ConfigError` for mm_processor_kwargs that the model's processor refuses."""
+    options, _ = split_sampling(config.mm_processor_kwargs)
+    if not options or not isinstance(built.model, VisionDecoder):
+        return
+    if built.model.hears:
+        raise ConfigError(
+            "mm_processor_kwargs change nothing of audio: leave them out.",
+            param="mm_processor_kwargs",
+        )
+    from PIL import Image
+
+    try:
+        MediaProcessor(folder, options=options).prepare(Image.new("RGB", (256, 256)))
+    except InvalidRequest as error:
+        raise ConfigError(error.message, param="mm_processor_kwargs") from error
 
 
 def _io_processor(config: EngineConfig, raw: dict[str, Any], pooler: Pooler | None) -> str:

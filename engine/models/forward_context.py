@@ -167,6 +167,12 @@ class AttentionMetadata:
     host: AttentionMetadata | None = None
 
     @property
+    def has_media(self) -> bool:
+        """Whether tokens have more than an id and a position."""
+        parts = (self.embeds, self.encoder_embeds, self.plane_positions, self.visible_ends)
+        return any(part is not None for part in parts)
+
+    @property
     def groups(self) -> tuple[AttentionMetadata, ...]:
         """The contexts of all KV cache groups."""
         return (self, *self.other_groups)

@@ -62,7 +62,7 @@ def rotate_in_planes(table: Tensor, planes: Tensor, positions: Tensor) -> None:
     """
     half = table.shape[1] // 2
     first = len(table) - MAX_PLANE_ROWS
-    rows, columns = positions[:, planes], torch.arange(half)
+    rows, columns = positions[:, planes], torch.arange(half, device=table.device)
     rotations = torch.cat((table[rows, columns], table[rows, half + columns]), dim=-1)
     table[first : first + len(positions)] = rotations
 

@@ -29,7 +29,8 @@ def retained_vectors(
         num_vectors: the number of squares.
         grid: see `MediaItem`.
         rate: share of the vectors to drop, in [0, 1). A video's first frame and the first square
-            of each of an image's tiles are always retained.
+            of each of an image's tiles are always retained, and of frames that are separate in the
+            prompt the square that changed most: without any, their positions would be skipped.
 
     Raises `InvalidRequest` for pixels that can't be divided into squares.
     """
@@ -37,6 +38,9 @@ def retained_vectors(
         return None
     squares = _squares(tensors["pixel_values"], num_vectors, grid)
     changes = _changes_in_time(squares) if kind == "video" else _changes_in_space(squares)
+    if kind == "video" and grid[:1] == (1,):
+        for frame in changes:
+            frame.flat[frame.argmax()] = np.inf
     num_retained = max(int(np.isinf(changes).sum()), int(num_vectors * (1 - rate)))
     if num_retained >= num_vectors:
         return None

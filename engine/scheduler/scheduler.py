@@ -19,7 +19,7 @@ from engine.kv_cache import KVCacheConfig, TenantQuota, make_coordinator
 from engine.kv_transfer.base import KVConnectorBase
 from engine.scheduler.decode_rotation import DecodeRotation
 from engine.scheduler.draft_scheduler import DraftScheduler
-from engine.scheduler.encoder_cache import EncoderCacheManager
+from engine.scheduler.encoder_cache import EncoderCacheManager, encoder_capacity
 from engine.scheduler.fair_queue import make_request_queue
 from engine.scheduler.plan import StepPlan, is_decode
 from engine.scheduler.prefill_budget import PrefillBudget, PrefillLimits, PrefillLoad, StepLimits
@@ -27,9 +27,6 @@ from engine.scheduler.request import Sequence, SequenceStatus
 from engine.scheduler.running_queue import RunningQueue
 from engine.scheduler.step_builder import StepBuilder
 
-#: Maximum number of vectors of a picture, where the context allows it: twice what Qwen's processor
-#: produces by default. In a model of width 3,584 they take 450 MiB.
-MAX_PICTURE_VECTORS = 32_768
 #: After so many steps with preemptions in which the first running sequence got no tokens, it is
 #: scheduled first.
 MAX_STARVED_STEPS = 8
@@ -94,7 +91,7 @@ class Scheduler:
         self.waiting = make_request_queue(config)
         # A step encodes as many vectors as it has tokens: no decode waits long for pictures.
         self.encoder_cache = EncoderCacheManager(
-            max(4 * token_budget, min(max_model_len, MAX_PICTURE_VECTORS)), token_budget
+            encoder_capacity(token_budget, max_model_len), token_budget
         )
         self._runs = RunningQueue(config, self.kv, self.waiting, self.limits, self.encoder_cache)
         self.running = self._runs.sequences

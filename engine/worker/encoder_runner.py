@@ -15,6 +15,7 @@ from engine.multimodal.inputs import MediaTensors
 from engine.multimodal.pruning import RETAINED
 from engine.scheduler.plan import EncodeTask
 from engine.worker.step_inputs import EncoderRange
+from kernels.tensors import to_device
 
 
 class EncoderRunner:
@@ -83,8 +84,6 @@ class EncoderRunner:
             output = model.encode_with_adapter(task.kind, tensors, deltas)
         else:
             output = model.encode(task.kind, tensors)
-        return (
-            output
-            if retained is None
-            else output[torch.from_numpy(retained.copy()).to(output.device)]
-        )
+        if retained is None:
+            return output
+        return output[to_device(torch.from_numpy(retained.copy()), output.device)]

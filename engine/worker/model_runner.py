@@ -239,11 +239,15 @@ class ModelRunner:
         """Hidden states for the logits, and those to save."""
         if self._retain_states is not None:
             self._retain_states(inputs.occupied_rows)
+        self._encode(plan, inputs)
+        return self._hidden_states(inputs)
+
+    def _encode(self, plan: StepPlan, inputs: StepInputs) -> None:
+        """Run the encoder, if there is one, and look up the vectors of the step's tokens."""
         if self.encoder is not None:
             inputs.context.encoder_embeds = self.encoder.run(
                 plan.dropped_encodings, inputs.encode, inputs.encoder_ranges
             )
-        return self._hidden_states(inputs)
 
     def _choose_tokens(
         self, plan: StepPlan, inputs: StepInputs, hidden: Tensor, saved: Tensor

@@ -212,6 +212,7 @@ BACKENDS: dict[str, AttentionBackend] = {
             kv_dtypes=("auto", "bf16", "fp16", *_FP8, "int8"),
             block_multiple=4,
             max_head_size=256,
+            bidirectional=True,
             latents=(512, 128),
             load_latents=lambda: _from("kernels.triton.attention", "latent_attention"),
             capability=(80, 999),

@@ -64,7 +64,6 @@ def _row(backend: AttentionBackend) -> tuple[str, ...]:
         mark(backend.sinks),
         mark(backend.sparse),
         mark(backend.bidirectional),
-        mark(backend.bidirectional),
         ", ".join(backend.attention_types),
         _range(backend),
         backend.graphs.name,

@@ -71,7 +71,7 @@ class VisionFamily(ABC):
 
     kinds: ClassVar[tuple[str, ...]] = ("image",)
     takes_videos: ClassVar[bool] = False
-    prunable: ClassVar[tuple[str, ...]] = ()
+    prunable: tuple[str, ...] = ()
     bidirectional_span: int = 0
     ignored_prefixes: ClassVar[tuple[str, ...]] = ()
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 import torch
 from torch import Tensor
 
@@ -26,7 +24,7 @@ TOWER_PREFIXES = (
 class Llava(VisionFamily):
     """Images of one size; each patch becomes a token."""
 
-    prunable: ClassVar[tuple[str, ...]] = ("image",)
+    prunable: tuple[str, ...] = ("image",)
     _tower: VisionTower
     _projector: Transform
 
@@ -38,6 +36,8 @@ class Llava(VisionFamily):
         layers = config["vision_feature_layer"]
         self._layers = tuple(layers) if isinstance(layers, list | tuple) else (int(layers),)
         self._drops_class = config["vision_feature_select_strategy"] == "default"
+        if spec.class_token and not self._drops_class:
+            self.prunable = ()  # a token stands for no square of pixels
         model = "model." if prefix.startswith("model.") else ""
         hidden = int(config["text_config"]["hidden_size"])
         bias = bool(config.get("multimodal_projector_bias", True))

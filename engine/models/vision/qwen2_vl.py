@@ -4,8 +4,6 @@ vision towers with rotary embedding by row and column, for images of any size.
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 import torch
 from torch import Tensor
 
@@ -30,7 +28,7 @@ class Qwen2VL(VisionFamily):
     """
 
     takes_videos = True
-    prunable: ClassVar[tuple[str, ...]] = ("image", "video")
+    prunable: tuple[str, ...] = ("image", "video")
 
     def load(self, loader: WeightLoader) -> None:
         vision = self.config["vision_config"]
@@ -127,6 +125,12 @@ class ColQwen2(Qwen2VL):
     prunable = ("image",)
 
     def __init__(self, config: Config) -> None:
+        kind = config["vlm_config"].get("model_type")
+        if kind != "qwen2_vl":
+            raise ModelLoadError(
+                f"config.json: vlm_config.model_type must be 'qwen2_vl'; got {kind!r}.",
+                param="vlm_config",
+            )
         super().__init__(config["vlm_config"])
 
 

@@ -15,6 +15,10 @@ from engine.models.layers.norm import LayerNorm, NoNorm, Norm, RMSNorm, Transfor
 from engine.models.weight_loader import WeightLoader
 from kernels import KernelSet
 
+#: A picture's tiles, or a video's frames, that go through the layers together: with CLIP-L's 577
+#: patches the activations of the widest layer take 150 MB.
+_ITEMS_AT_ONCE = 16
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TowerNames:
@@ -222,6 +226,18 @@ class Tower:
             mask: bool, True for patches to attend to, [n, length] or for each query
                 [n or 1, 1, length, length]; None for all.
         """
+        if len(x) > _ITEMS_AT_ONCE:
+            starts = range(0, len(x), _ITEMS_AT_ONCE)
+            per_item = mask is not None and len(mask) == len(x)
+            parts = [
+                self.hidden_states(
+                    x[start : start + _ITEMS_AT_ONCE],
+                    layers,
+                    mask[start : start + _ITEMS_AT_ONCE] if per_item else mask,
+                )
+                for start in starts
+            ]
+            return [torch.cat(states) for states in zip(*parts, strict=True)]
         total = len(self._layers) + 1
         indices = [layer % total for layer in layers]
         keys = mask[:, None, None, :] if mask is not None and mask.dim() == 2 else mask

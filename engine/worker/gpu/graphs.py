@@ -83,16 +83,18 @@ def _attend(
 ) -> Tensor:  # fmt: skip
     """Attention of one group's batch of `count` tokens into `out`: first decodes, then the rest."""
     tables, lens, starts = batch.block_tables, batch.seq_lens, batch.query_start_loc
+    first = batch.num_decodes
 
     def part(tokens: slice, sequences: slice, starts: Tensor) -> None:
-        attention(
-            replace(
-                args, q=args.q[tokens], out=out[tokens], block_tables=tables[sequences],
-                seq_lens=lens[sequences], query_start_loc=starts,
-            )
+        batch_args = replace(
+            args, q=args.q[tokens], out=out[tokens], block_tables=tables[sequences],
+            seq_lens=lens[sequences], query_start_loc=starts,
         )  # fmt: skip
+        if isinstance(batch_args, AttentionArgs) and batch_args.visible_ends is not None:
+            decodes = first > 0 and tokens.stop == first  # which see no later token
+            batch_args.visible_ends = None if decodes else batch_args.visible_ends[tokens]
+        attention(batch_args)
 
-    first = batch.num_decodes
     if batch.prefill_start_loc is None:
         part(slice(count), slice(None), starts)
     else:
@@ -306,7 +308,7 @@ class DeviceForward:
 
     def _key(self, token_ids: Tensor, context: AttentionMetadata) -> Key | None:
         """The recording for the batch; None: there is none."""
-        if self._dispatcher is None or context.embeds is not None:
+        if self._dispatcher is None or context.has_media:
             return None
         counts = context.query_start_loc.diff()
         longest = int(counts.max()) if len(counts) else 0

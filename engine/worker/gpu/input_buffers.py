@@ -148,6 +148,12 @@ class SampledTokenFeed:
     sampled: Tensor
 
 
+_OPTIONAL = (
+    "logits_rows", "sequence_rows", "prefill_start_loc", "plane_positions", "visible_ends",
+)  # fmt: skip
+"""Fields of a context that not every step has."""
+
+
 @dataclass(frozen=True, slots=True)
 class StagedInputs:
     """One step on the device.
@@ -197,7 +203,7 @@ def stage_inputs(
     ]
     optional = [
         (name, getattr(context, name).numpy())
-        for name in ("logits_rows", "sequence_rows", "prefill_start_loc")
+        for name in _OPTIONAL
         if getattr(context, name) is not None
     ]
     fed = [] if feed is None else [_padded(torch.from_numpy(feed.source), size, -1)]
@@ -236,6 +242,9 @@ def stage_inputs(
     if context.embeds is not None:
         rows, values = context.embeds
         contexts[0].embeds = send_one(rows, device), send_one(values, device)
+    if context.encoder_embeds is not None:
+        rows, values = context.encoder_embeds  # vectors are on the device already
+        contexts[0].encoder_embeds = send_one(rows, device), values
     contexts[0].host = context
     contexts[0].other_groups = tuple(contexts[1:])
     padded_contexts[0].other_groups = tuple(padded_contexts[1:])

@@ -274,6 +274,7 @@ class GpuModelRunner(ModelRunner):
         feed = None
         if previous is not None and not previous.done and (inputs.source >= 0).any():
             feed = SampledTokenFeed(inputs.source, self._sampled)
+        self._encode(plan, inputs)
         rows = inputs.target_index[0]
         heads = LogitsLoraRows.of(self.model, inputs.context)
         more = (rows, *heads.arrays)

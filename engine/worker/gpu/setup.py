@@ -146,6 +146,7 @@ def profile(
     meter: MemoryMeter,
     make_forward: Callable[[], DeviceForward | None],
     taps: tuple[int, ...] = (),
+    fill_encoder: Callable[[], Tensor | None] = lambda: None,
 ) -> MemoryProfile:
     """Run full-size steps on a cache of one block per group, and measure their memory.
 
@@ -154,16 +155,19 @@ def profile(
             workspaces for long tables.
         make_forward: the model's forward pass, its graphs still to be captured; None: eager.
         taps: layers whose inputs drafts read.
+        fill_encoder: runs the encoder; returns what takes as much memory as its kept outputs.
     """
     run, size = tapped(model, taps), model.spec.hidden_size
     model.allocate_kv(len(layout.groups), config.block_size, dtype, layout)
     meter.begin()
+    encoded = fill_encoder()
     for token_ids, batch, reqs in _full_steps(model, config, token_budget, table_lengths):
         hidden = run(token_ids, batch)
         logits = model.logits(hidden[:reqs, :size])
         copies = [torch.empty_like(logits) for _ in range(SAMPLING_COPIES)]
         del hidden, logits, copies
     peak = meter.peak()
+    del encoded
     meter.begin()
     graphs = _graphs(make_forward(), meter)
     model.release_kv()

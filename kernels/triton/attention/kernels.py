@@ -92,14 +92,14 @@ _SLICED = ("block_tables", "seq_lens", "query_start_loc")
 @triton.jit(do_not_specialize=_CHANGING, do_not_specialize_on_alignment=_SLICED)
 def attention_kernel(
     out, lse, q, key_cache, value_cache, block_tables, seq_lens, query_start_loc,
-    alibi_slopes, sinks, key_scales, value_scales,
+    alibi_slopes, sinks, key_scales, value_scales, visible_ends,
     q_stride, table_stride, num_seqs, scale, soft_cap, sliding_window,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, HEAD_SIZE: tl.constexpr, PADDED: tl.constexpr,
     PAGE: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr,
     WINDOW: tl.constexpr, CAPPED: tl.constexpr, ALIBI: tl.constexpr, SINKS: tl.constexpr,
     SCALES: tl.constexpr, TOKEN_SCALES: tl.constexpr, FP8: tl.constexpr,
     PRECISION: tl.constexpr, UPCAST: tl.constexpr, HALVES: tl.constexpr, AHEAD: tl.constexpr,
-    WRITE_LSE: tl.constexpr, INVARIANT: tl.constexpr,
+    WRITE_LSE: tl.constexpr, INVARIANT: tl.constexpr, SPANS: tl.constexpr,
 ):  # fmt: skip
     """Attention of a tile's queries, with all heads of a KV head, over all keys that they see.
 
@@ -107,7 +107,7 @@ def attention_kernel(
     once for the whole group (GQA packing; Dao 2023, "Flash-Decoding"; Kwon et al. 2023,
     "PagedAttention"). SCALES: 0 for none, 1 for one per cache, 2 for one per KV head. With
     INVARIANT every block of keys is masked, so that a row's arithmetic doesn't depend on where the
-    tile's other rows end.
+    tile's other rows end. With SPANS queries also see later keys, up to `visible_ends`.
     """
     GROUP: tl.constexpr = HEADS // KV_HEADS
     QUERIES: tl.constexpr = ROWS // GROUP
@@ -132,6 +132,13 @@ def attention_kernel(
     low, high, start, unmasked_start, diagonal, stop = visible_range(
         length, count, first, sliding_window, QUERIES, KEYS, WINDOW
     )
+    if SPANS:
+        # From here on a row stands at the last key that it sees, and its window is longer by that.
+        last = tl.load(visible_ends + token, mask=valid, other=1) - 1
+        sliding_window += last - position
+        position = last
+        high = tl.maximum(high, tl.max(last, 0) + 1)
+        stop = tl.cdiv(high, KEYS) * KEYS
     if INVARIANT:
         unmasked_start = start
         diagonal = start

@@ -78,6 +78,8 @@ def goes_ahead(args: AttentionArgs) -> bool:
     """Return whether a prompt's softmax can overlap its products; see `kv_loop_pipelined`."""
     if args.sliding_window or args.soft_cap or args.alibi_slopes is not None:
         return False
+    if args.visible_ends is not None:
+        return False
     return args.key_cache.dtype.itemsize > 1 and args.key_scales is None
 
 
@@ -101,7 +103,7 @@ def paged_attention(
     q, out, window, page = args.q, args.out, args.sliding_window, args.key_cache.shape[2]
     tokens, heads, size = q.shape
     kv_heads = args.key_cache.shape[1]
-    args.check_causal("TRITON_ATTN")
+    args.check_causal("TRITON_ATTN", takes_spans=args.alibi_slopes is None)
     scales = _check(args)
     if out is None:
         out = torch.empty((tokens, heads, size), dtype=q.dtype, device=q.device)
@@ -143,12 +145,14 @@ def paged_attention(
     scaling = (args.key_scales, args.value_scales)
     settings = (token_stride(q), args.block_tables.stride(0), sequences, args.scale, args.soft_cap)
     few = tiles * kv_heads < target.processors if programs is None else programs > 1
-    if invariant or (phase == "prefill" and not few):
+    spans = args.visible_ends is not None
+    if invariant or spans or (phase == "prefill" and not few):
         ahead = tile.ahead if goes_ahead(args) and not invariant else 0
         variation["num_stages"] = ahead or tile.stages
         launch(
-            attention_kernel, (tiles, kv_heads), out, lse, *batch, args.sinks, *scaling, *settings,
-            window, AHEAD=ahead > 0, INVARIANT=invariant, **ends, **variation,
+            attention_kernel, (tiles, kv_heads), out, lse, *batch, args.sinks, *scaling,
+            args.visible_ends, *settings, window, AHEAD=ahead > 0, INVARIANT=invariant,
+            SPANS=spans, **ends, **variation,
         )  # fmt: skip
         return out
     if phase == "prefill":
@@ -187,6 +191,8 @@ def _check(args: AttentionArgs) -> str:
     check_vector("query_start_loc", args.query_start_loc, sequences + 1, torch.int32)
     if tables.dtype != torch.int32 or not tables.is_contiguous():
         raise ValueError("block_tables must be contiguous int32")
+    if args.visible_ends is not None:
+        check_vector("visible_ends", args.visible_ends, len(q), torch.int32)
     for name, values in (("alibi_slopes", args.alibi_slopes), ("sinks", args.sinks)):
         if values is not None:
             check_vector(name, values, heads, torch.float32)

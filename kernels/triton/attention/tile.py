@@ -276,7 +276,7 @@ def online_softmax_step(
     if MASKED:
         visible = seen[None, :] & (offsets[None, :] <= position[:, None])
         if WINDOW:
-            visible = visible & (offsets[None, :] > position[:, None] - sliding_window)
+            visible = visible & (offsets[None, :] > (position - sliding_window)[:, None])
         scores = tl.where(visible, scores, float("-inf"))
     higher = tl.maximum(best, tl.max(scores, 1) * unit)
     weights = tl.exp2(scores * unit[:, None] - higher[:, None])

@@ -93,6 +93,15 @@ def test_encoders_of_pictures(name: str, tmp_path: Path) -> None:
     prepared = MediaProcessor(tmp_path).prepare(picture(1, 84, 56))
     vectors = model.encode("image", prepared.tensors)
     assert (vectors.device, len(vectors)) == (META, prepared.num_vectors)
+    model.allocate_kv(16, 16, torch.bfloat16)
+    ids, batch = context((len(vectors) + 2, 1))
+    batch.encoder_embeds = torch.arange(1, len(vectors) + 1), vectors
+    if prepared.grid:
+        batch.plane_positions = torch.zeros(len(vectors), 3, dtype=torch.int64)
+    if family.bidirectional_span:
+        batch.visible_ends = batch.positions.int() + 1
+    logits = run_on_meta(model, (ids, batch))
+    assert (logits.device, logits.shape[0], logits.dtype) == (META, 2, torch.float32)
 
 
 def test_latents(tmp_path: Path) -> None:

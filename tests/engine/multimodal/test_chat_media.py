@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from engine import LLM, SamplingParams
-from engine.contract.errors import InvalidRequest
+from engine.contract.errors import ConfigError, InvalidRequest
 from engine.multimodal.processor import MediaProcessor
 from engine.multimodal.video_files import read_video
 from engine.offline import chat_media
@@ -81,6 +81,13 @@ def test_settings_say_how_media_are_prepared_where_a_request_does_not(tmp_path: 
         for more in ({}, {"mm_processor_kwargs": {"size": size | {"longest_edge": 4704}}})
     )
     assert len(smaller) < len(larger)
+    for wrong, reason in (
+        ({"sise": 1}, "no option 'sise'"),
+        ({"size": "big"}, "can't be prepared"),
+    ):
+        with pytest.raises(ConfigError, match=reason) as refused:
+            LLM(str(tmp_path), **options, mm_processor_kwargs=wrong)
+        assert refused.value.param == "mm_processor_kwargs"
 
 
 def test_thinking_is_text() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import torch
 import transformers as tf
 
 from engine import LLM, PoolingParams
-from engine.contract.errors import InvalidRequest
+from engine.contract.errors import InvalidRequest, ModelLoadError
 from tests.engine.multimodal.colqwen2 import expected_vectors, make_colqwen2
 from tests.engine.multimodal.models import FAMILIES, IMAGE_TOKEN, VISION, picture, tokenizer_with
 
@@ -113,6 +114,16 @@ def test_families_that_generate_give_vectors_of_prompts_with_pictures(
     assert not torch.allclose(
         torch.tensor(llm.embed(other)[0].outputs.embedding), vector, atol=0.01
     )
+
+
+def test_colqwen2_over_another_tower_is_refused(tmp_path: Path) -> None:
+    make_colqwen2(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    config["vlm_config"]["model_type"] = "qwen2_5_vl"
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ModelLoadError, match="'qwen2_vl'; got 'qwen2_5_vl'") as refused:
+        LLM(str(tmp_path), runner="pooling")
+    assert refused.value.param == "vlm_config"
 
 
 def test_colqwen2_gives_each_token_of_a_page_or_a_question_its_vector(tmp_path: Path) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -157,7 +159,7 @@ def test_pruned_pictures_equal_transformers(
     assert run(llm, [asked]) == [tokens]
 
 
-def test_frames_of_which_nothing_is_left_keep_their_times(
+def test_of_frames_that_change_nothing_a_square_is_left(
     family: Callable[[str], tuple[Path, Any, Any]],
 ) -> None:
     processor = MediaProcessor(family("qwen3_vl")[0], {"video": VIDEO_RATE})
@@ -167,9 +169,9 @@ def test_frames_of_which_nothing_is_left_keep_their_times(
     cells = [
         np.flatnonzero(frame).tolist() for frame in retained_cells(prepared.retained, prepared.grid)
     ]
-    assert cells == [[0, 1, 2, 3, 4, 5], [1, 5]]
+    assert [len(frame) for frame in cells] == [6, 1, 1]
     assert prepared.replacement.count("seconds>") == 3
-    assert "<1.2 seconds><|vision_start|><|vision_end|>" in prepared.replacement
+    assert "<1.2 seconds><|vision_start|><|vision_end|>" not in prepared.replacement
 
 
 @pytest.mark.parametrize(
@@ -221,4 +223,17 @@ def test_models_without_a_token_for_each_square_refuse_to_be_pruned(
         assert refused.value.param == field
     with pytest.raises(ConfigError) as refused:
         LLM(str(family("llava")[0]), image_pruning_rate=1.0)
+    assert refused.value.param == "image_pruning_rate"
+
+
+def test_a_class_token_among_the_vectors_is_refused_at_load(
+    family: Callable[[str], tuple[Path, Any, Any]], tmp_path: Path
+) -> None:
+    """Pictures whose vectors aren't all of squares would each be refused."""
+    folder = shutil.copytree(family("llava")[0], tmp_path / "model")
+    config = json.loads((folder / "config.json").read_text())
+    config["vision_feature_select_strategy"] = "full"
+    (folder / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ConfigError, match="no token for each square") as refused:
+        LLM(str(folder), num_gpu_blocks_override=16, image_pruning_rate=0.5)
     assert refused.value.param == "image_pruning_rate"

@@ -14,6 +14,7 @@ from typing import Any
 
 import msgspec
 import pytest
+import torch
 from safetensors.torch import load_file, save_file
 
 from engine import LLM, SamplingParams
@@ -433,3 +434,18 @@ def test_offline_chats_take_images_in_all_of_their_parts(
         with pytest.raises(InvalidRequest) as refused:
             llm.chat([{"role": "user", "content": [part]}], params, use_tqdm=False)
         assert refused.value.param == "messages"
+
+
+@pytest.mark.parametrize("name", ["idefics3", "internvl"])
+def test_tiles_encoded_a_few_at_a_time_have_the_same_bits(
+    family: Callable[[str], tuple[Path, Any, Any]], name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, _, _ = family(name)
+    tensors = MediaProcessor(folder).prepare(picture(2, 100, 50)).tensors
+    assert tensors["pixel_values"].reshape(-1, 3, 28, 28).shape[0] > 2
+    model: Any = LLM(
+        str(folder), dtype="float32", num_gpu_blocks_override=16
+    ).core.executor.worker.loaded.model
+    vectors = model.encode("image", tensors)
+    monkeypatch.setattr("engine.models.vision.tower._ITEMS_AT_ONCE", 2)
+    assert torch.equal(model.encode("image", tensors), vectors)

@@ -76,6 +76,32 @@ def test_variations(sequences, options):
     check(make_batch(sequences, size=32), **options)
 
 
+@pytest.mark.parametrize("sequences", [[(3, 20), (1, 9)], [(40, 50), (1, 20), (25, 25)]])
+@pytest.mark.parametrize("options", [{}, {"sliding_window": 20, "soft_cap": 3.0}])
+def test_tokens_of_a_span_see_one_another(sequences, options):
+    """The last ones of the first sequence, the first ones of the last; also as few as decodes."""
+    batch = make_batch(sequences, size=32)
+    ends = torch.cat([torch.arange(length - count, length) + 1 for count, length in sequences])
+    ends = ends.int()
+    count, length = sequences[0]
+    ends[count - 2 : count] = length
+    count, _ = sequences[-1]
+    ends[-count:] = ends[-count:].clamp(min=min(int(ends[-1]), 18))
+    check(batch, visible_ends=ends, **options)
+    check(batch, programs=3, visible_ends=ends, **options)
+
+
+def test_spans_have_no_slopes():
+    batch = make_batch([(2, 2)], size=32)
+    args = AttentionArgs(
+        **batch.arguments(),
+        visible_ends=torch.tensor([2, 2], dtype=torch.int32),
+        alibi_slopes=torch.ones(4),
+    )
+    with pytest.raises(ValueError, match="no bidirectional attention"):
+        paged_attention(args)
+
+
 @pytest.mark.parametrize("splits", [2, 3, 7])
 @pytest.mark.parametrize(
     "options", [{}, {"sliding_window": 40, "sinks": torch.tensor([1.0, -1.0, 0.0, 5.0])}]
