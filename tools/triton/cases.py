@@ -62,6 +62,7 @@ def paged(
     scales: str = "none",
     features: bool = False,
     window: bool = False,
+    spans: bool = False,
     invariant: bool = False,
 ) -> None:
     """Attention of `sequences` times `queries` tokens in a context of 8192."""
@@ -70,6 +71,8 @@ def paged(
     more: dict[str, Any] = {}
     if window:
         more = {"sliding_window": 4096, "sinks": empty(heads[0])}
+    if spans:
+        more = {"sliding_window": 4096, "visible_ends": ints(sequences * queries)}
     if features:
         more = {
             "sliding_window": 4096, "soft_cap": 50.0, "sinks": empty(heads[0]),
@@ -308,6 +311,7 @@ CASES: dict[str, Case] = {
     "prefill bf16 head 128, window and sinks": lambda: paged(1, 8192, window=True),
     "prefill bf16 head 128, a short prompt": lambda: paged(1, 300),
     "prefill bf16 head 256": lambda: paged(1, 8192, size=256),
+    "prefill bf16 head 256, window and spans": lambda: paged(1, 8192, size=256, spans=True),
     "prefill bf16 head 256, e4m3 KV": lambda: paged(1, 8192, size=256, cache=E4M3, scales="tensor"),
     "prefill bf16 head 128, all features": lambda: paged(1, 8192, features=True),
     "prefill bf16, e4m3 KV, a scale": lambda: paged(1, 8192, cache=E4M3, scales="tensor"),
