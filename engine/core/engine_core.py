@@ -388,8 +388,9 @@ class EngineCore:
             seconds = time.perf_counter() - started
             if self.prefill_pace is not None:
                 load = self.scheduler.prompt_load
-                self.prefill_pace.update(load, plan.num_decodes, seconds)
-            if self.drafter is not None:
+                num_vectors = self.scheduler.encoder_cache.num_step_vectors
+                self.prefill_pace.update(load, plan.num_decodes, seconds, num_vectors)
+            if self.drafter is not None and not plan.encode:
                 self.drafter.note_step(plan, seconds)
         return deltas
 

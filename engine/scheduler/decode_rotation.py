@@ -110,7 +110,13 @@ class DecodeRotation:
             min_tokens = min(share.min_prompt_tokens(demand.rows), max_tokens)
         else:
             return PrefillBudget(max_tokens), None
-        budget = PrefillBudget(num_tokens, min_tokens, MIN_START_TOKENS, share.context_cost_tokens)
+        budget = PrefillBudget(
+            num_tokens,
+            min_tokens,
+            MIN_START_TOKENS,
+            share.context_cost_tokens,
+            share.vector_cost_tokens,
+        )
         return budget, short_step
 
     def _plan_short_step(self, demand: StepDemand, max_prompt_tokens: int) -> ShortStep | None:

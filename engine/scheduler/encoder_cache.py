@@ -133,27 +133,30 @@ class EncoderCacheManager:
         self._keys_of: dict[int, set[bytes]] = {}
         self._dropped: list[bytes] = []
         #: Number of vectors that the step being planned computes.
-        self._num_step_vectors = 0
+        self.num_step_vectors = 0
         #: Number of cache hits, and of lookups.
         self.num_hits = self.num_queries = 0
 
     def start_step(self) -> None:
         """Begin planning a step."""
-        self._num_step_vectors = 0
+        self.num_step_vectors = 0
 
     def fits_step(self, num_vectors: int) -> bool:
         """Whether the step being planned can compute `count` more vectors."""
-        total = self._num_step_vectors + num_vectors
-        return total <= self._max_step_vectors or not self._num_step_vectors
+        total = self.num_step_vectors + num_vectors
+        return total <= self._max_step_vectors or not self.num_step_vectors
 
     def charge_step(self, num_vectors: int) -> None:
         """Count vectors that the step computes but the worker doesn't keep."""
-        self._num_step_vectors += num_vectors
+        self.num_step_vectors += num_vectors
 
-    def limit_tokens(self, items: Items[EncoderItem], start: int, count: int) -> int:
+    def limit_tokens(
+        self, items: Items[EncoderItem], start: int, count: int, max_vectors: int | None = None
+    ) -> int:
         """Number of a sequence's next `count` tokens, from `start` on, that this step can compute.
 
-        They end before the first item that exceeds the step's encoder budget. The result may exceed
+        They end before the first item that exceeds the step's encoder budget, or `max_vectors`
+        unless it is the step's first. The result may exceed
         `count` where tokens that attend to each other can't be split.
         """
         if count <= 0:
@@ -170,8 +173,9 @@ class EncoderCacheManager:
             if key in self._entries:
                 continue
             new_vectors += entry.item.num_vectors
-            is_first = new_vectors == entry.item.num_vectors and not self._num_step_vectors
-            affordable = self._num_step_vectors + new_vectors <= self._max_step_vectors
+            is_first = new_vectors == entry.item.num_vectors and not self.num_step_vectors
+            affordable = self.num_step_vectors + new_vectors <= self._max_step_vectors
+            affordable &= max_vectors is None or new_vectors <= max_vectors
             fits = self.num_vectors - unused + new_vectors <= self.capacity
             if not fits or not (affordable or is_first):
                 return max(0, entry.item.start - start)
@@ -222,7 +226,7 @@ class EncoderCacheManager:
             self._drop(unused)
         self._entries[key] = _Entry(size, item.tenant)
         self.num_vectors += size
-        self._num_step_vectors += size
+        self.num_step_vectors += size
 
     def _victim(self) -> bytes | None:
         """The least recently used unreferenced output of the tenant that uses the most memory."""

@@ -34,6 +34,8 @@ class PrefillLimits:
         context_cost_tokens: number of context tokens that attention reads in the time that a token
             itself takes. A prompt's later tokens cost more than its first ones, and so does a start
             that hits the cache. `min_step_tokens` doesn't count context. 0: context is free.
+        vector_cost_tokens: number of tokens without context that take as long as an encoder's
+            vector, such as a picture's.
         target_step_tokens: tokens of a step, prompts and decodes, that take about as long as
             `max_prompt_tokens` may; `DecodeRotation` limits steps to them while other tenants are
             active. 0: no such limit.
@@ -44,6 +46,7 @@ class PrefillLimits:
     min_step_tokens: int = 72
     context_cost_tokens: int = 0
     target_step_tokens: int = 0
+    vector_cost_tokens: float = 1.0
 
     def prompt_tokens(self, num_decodes: int, num_waiting_tokens: int) -> int:
         """Prompt tokens of a step.
@@ -135,6 +138,7 @@ class PrefillBudget:
         min_tokens_per_start: minimum cost of a prompt that starts.
         context_tokens_per_token: context tokens that are read in the time of a token without
             context; 0: context is free.
+        tokens_per_vector: cost of an encoder's vector; 0: encoding is free.
         load: work of the step's prompts so far.
     """
 
@@ -142,11 +146,23 @@ class PrefillBudget:
     min_tokens: int = 0
     min_tokens_per_start: int = 1
     context_tokens_per_token: int = 0
+    tokens_per_vector: float = 0.0
     load: PrefillLoad = field(default_factory=PrefillLoad)
 
     def tokens(self, context: int) -> int:
         """Number of tokens that fit after `context` others."""
         return max(self.min_tokens, self._affordable(context))
+
+    @property
+    def num_vectors(self) -> int | None:
+        """Number of an encoder's vectors that fit; None: any number."""
+        if not self.tokens_per_vector:
+            return None
+        return max(0, int(self.remaining / self.tokens_per_vector))
+
+    def consume_vectors(self, count: int) -> None:
+        """Count vectors that the step's encoder computes."""
+        self.remaining -= count * self.tokens_per_vector
 
     def _affordable(self, context: int) -> int:
         """The largest count of which `_cost` is at most `remaining`."""
@@ -201,6 +217,7 @@ class PrefillPace:
         seconds_per_token: of prompts, without the time of the step's decodes.
         seconds_per_context_token: added by each token of context.
         seconds_per_step_token: duration of a step over its tokens, of prompts and decodes.
+        seconds_per_vector: of an encoder; 0: not measured yet.
     """
 
     def __init__(
@@ -215,12 +232,25 @@ class PrefillPace:
         self.seconds_per_token = seconds_per_token
         self.seconds_per_context_token = seconds_per_read
         self.seconds_per_step_token = seconds_per_token
+        self.seconds_per_vector = 0.0
         #: Duration of a step with decodes only; 0: not measured yet.
         self._decode_seconds = 0.0
         self._set_limits()
 
-    def update(self, load: PrefillLoad, num_decodes: int, seconds: float) -> None:
-        """Update the averages with a step's time."""
+    def update(
+        self, load: PrefillLoad, num_decodes: int, seconds: float, num_vectors: int = 0
+    ) -> None:
+        """Update the averages with a step's time. `num_vectors`: those that its encoder computed;
+        what the step took beyond the expected time is theirs, and nothing else is measured.
+        """
+        if num_vectors:
+            expected = self._prompt_seconds(load) + (self._decode_seconds if num_decodes else 0.0)
+            per_vector = max(0.0, seconds - expected) / num_vectors
+            previous = self.seconds_per_vector or per_vector
+            if previous:
+                self.seconds_per_vector = previous * _step(per_vector / previous, 1.0)
+            self._set_limits()
+            return
         if load.tokens + num_decodes >= MIN_BUDGET_TOKENS:
             expected = (load.tokens + num_decodes) * self.seconds_per_step_token
             self.seconds_per_step_token *= _step(seconds / expected, 1.0)
@@ -235,10 +265,15 @@ class PrefillPace:
     def _update_paces(self, load: PrefillLoad, seconds: float) -> None:
         """Correct both paces by the ratio to the expected time, in proportion to their parts."""
         reading = load.context_reads * self.seconds_per_context_token
-        expected = load.tokens * self.seconds_per_token + reading
+        expected = self._prompt_seconds(load)
         ratio, part = seconds / expected, reading / expected
         self.seconds_per_token *= _step(ratio, 1 - part)
         self.seconds_per_context_token *= _step(ratio, part)
+
+    def _prompt_seconds(self, load: PrefillLoad) -> float:
+        """Expected time of a step's prompts."""
+        reading = load.context_reads * self.seconds_per_context_token
+        return load.tokens * self.seconds_per_token + reading
 
     def _set_limits(self) -> None:
         per_token = self.seconds_per_token
@@ -252,6 +287,7 @@ class PrefillPace:
             target_step_tokens=max(
                 MIN_BUDGET_TOKENS, int(self._max_seconds / self.seconds_per_step_token)
             ),
+            vector_cost_tokens=(self.seconds_per_vector or per_token) / per_token,
         )
 
 

@@ -365,9 +365,19 @@ class Scheduler:
     def _encode(self, step: StepBuilder, sequence: Sequence, num_tokens: int) -> None:
         """Schedule the encoding of the pictures that a sequence's next tokens stand for."""
         if media := sequence.request.media:
+            previous = self.encoder_cache.num_step_vectors
             step.plan.encode += self.encoder_cache.schedule(
                 sequence.seq_id, media, sequence.num_computed_tokens, num_tokens
             )
+            step.prefill.consume_vectors(self.encoder_cache.num_step_vectors - previous)
+
+    def _limit_by_media(
+        self, step: StepBuilder, sequence: Sequence, num_computed: int, chunk: int
+    ) -> int:
+        """Number of a chunk's tokens whose pictures this step can encode."""
+        media = sequence.request.media
+        num_vectors = step.prefill.num_vectors if self.limits.chunked else None
+        return self.encoder_cache.limit_tokens(media, num_computed, chunk, num_vectors)
 
     def _continue_prompt(self, step: StepBuilder, sequence: Sequence) -> None:
         """Schedule the next chunk of a started prompt, unless it was preempted.
@@ -379,8 +389,8 @@ class Scheduler:
         num_computed = sequence.num_computed_tokens
         num_pending = sequence.num_tokens + sequence.num_placeholders - num_computed
         chunk = step.prompt_chunk(self.limits, sequence, num_pending, num_computed)
-        if media := sequence.request.media:
-            chunk = self.encoder_cache.limit_tokens(media, num_computed, chunk)
+        if sequence.request.media:
+            chunk = self._limit_by_media(step, sequence, num_computed, chunk)
         if chunk:
             self._allocate(step, sequence, chunk)
 
@@ -459,8 +469,8 @@ class Scheduler:
         num_computed = prefix.num_tokens + num_external
         num_pending = sequence.num_tokens - num_computed
         chunk = step.prompt_chunk(self.limits, sequence, num_pending, num_computed)
-        if media := sequence.request.media:
-            chunk = self.encoder_cache.limit_tokens(media, num_computed, chunk)
+        if sequence.request.media:
+            chunk = self._limit_by_media(step, sequence, num_computed, chunk)
         if chunk == 0 or (chunk < num_pending and not self.limits.chunked):
             return False
         encodes = kv.needs_encoding(prefix)

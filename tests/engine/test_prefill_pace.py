@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from engine.scheduler.prefill_budget import PrefillLimits, PrefillLoad, PrefillPace
+from engine.scheduler.prefill_budget import PrefillBudget, PrefillLimits, PrefillLoad, PrefillPace
 from tests.engine.helpers import Driver
 
 DECODES = 8
@@ -87,3 +87,32 @@ def test_a_short_step_is_as_long_as_prompts_may_take() -> None:
     for _ in range(150):
         pace.update(PrefillLoad(), 100, 0.05)
     assert pace._limits.share.target_step_tokens == pytest.approx(200, rel=0.05)
+
+
+def test_what_a_step_takes_beyond_its_prompts_and_decodes_is_its_encoders() -> None:
+    """Such a step says nothing of prompts, and vectors share the time that these may take."""
+    pace = paced(0.0005)
+    share = pace._limits.share
+    assert share.vector_cost_tokens == 1.0  # not measured yet
+    for _ in range(60):
+        load = PrefillLoad()
+        load.add(64, 0)
+        pace.update(load, DECODES, 0.01 + 64 * 0.0005 + 20 * 0.002, num_vectors=20)
+    measured = pace._limits.share
+    assert pace.seconds_per_token == 0.0005
+    assert measured.max_prompt_tokens == share.max_prompt_tokens
+    assert measured.target_step_tokens == share.target_step_tokens
+    assert measured.vector_cost_tokens == pytest.approx(4.0, rel=0.05)
+    pace.update(PrefillLoad(), DECODES, 0.001, num_vectors=20)  # faster than decodes alone
+    assert pace._limits.share.vector_cost_tokens > 3.0
+
+
+def test_encoders_and_prompts_share_the_time_of_a_step() -> None:
+    budget = PrefillBudget(100, tokens_per_vector=4.0)
+    assert budget.num_vectors == 25
+    budget.consume(20, 0, starts=True)
+    budget.consume_vectors(10)
+    assert (budget.num_vectors, budget.tokens(0)) == (10, 40)
+    budget.consume_vectors(30)
+    assert (budget.num_vectors, budget.tokens(0)) == (0, 0)
+    assert PrefillBudget(100).num_vectors is None

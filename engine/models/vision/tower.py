@@ -5,6 +5,7 @@ All patches of an image attend to each other. Activations are float32.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -227,16 +228,14 @@ class Tower:
                 [n or 1, 1, length, length]; None for all.
         """
         if len(x) > _ITEMS_AT_ONCE:
-            starts = range(0, len(x), _ITEMS_AT_ONCE)
-            per_item = mask is not None and len(mask) == len(x)
-            parts = [
-                self.hidden_states(
-                    x[start : start + _ITEMS_AT_ONCE],
-                    layers,
-                    mask[start : start + _ITEMS_AT_ONCE] if per_item else mask,
-                )
-                for start in starts
-            ]
+            items = x.split(_ITEMS_AT_ONCE)
+            masks: Sequence[Tensor | None] = [mask] * len(items)
+            if mask is not None and len(mask) == len(x):
+                masks = mask.split(_ITEMS_AT_ONCE)
+            parts = (
+                self.hidden_states(item, layers, of_item)
+                for item, of_item in zip(items, masks, strict=True)
+            )
             return [torch.cat(states) for states in zip(*parts, strict=True)]
         total = len(self._layers) + 1
         indices = [layer % total for layer in layers]

@@ -29,6 +29,16 @@ def test_a_step_encodes_no_more_than_its_budget_but_always_one_item() -> None:
     cache.check_integrity()
 
 
+def test_beside_decodes_a_step_encodes_one_item_or_those_that_are_fast_enough() -> None:
+    cache = EncoderCacheManager(capacity=100, max_step_vectors=40)
+    first, second = item("a", 0, 6), item("b", 0, 6)
+    cache.start_step()
+    assert cache.limit_tokens([first], 0, 6, max_vectors=0) == 6
+    cache.schedule(1, [first], 0, 6)
+    assert cache.limit_tokens([second], 0, 6, max_vectors=5) == 0
+    assert cache.limit_tokens([second], 0, 6, max_vectors=6) == 6
+
+
 def test_tokens_that_see_each_other_are_computed_in_one_step() -> None:
     cache = EncoderCacheManager(capacity=100, max_step_vectors=100)
     spans = MediaItem("image", b"a", ((10, 16), (30, 4)))
