@@ -502,6 +502,15 @@ _OF_THE_MANUAL: tuple[VllmFlag, ...] = (
     ignored_flag(
         "disable_custom_all_reduce", bool, "ranks gather through shared memory, and reduce nothing."
     ),
+    *(
+        ignored_flag(name, kind, "removed in vLLM 0.5.1: the checkpoint's processor says it.")
+        for name, kind in (
+            ("image_feature_size", int),
+            ("image_input_shape", str),
+            ("image_input_type", str),
+            ("image_token_id", int),
+        )
+    ),
     ignored_flag("use_v2_block_manager", bool, "there is one block manager."),
     ignored_flag("num_lookahead_slots", int, "blocks for drafts are taken as they are needed."),
     restricted_flag(
