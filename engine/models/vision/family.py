@@ -21,6 +21,7 @@ from engine.models.weight_loader import WeightLoader
 from engine.multimodal.inputs import EMBEDS, MediaTensors
 from engine.quantization.packing import make_quant_scheme
 from kernels.lora import PackedLora
+from kernels.tensors import to_device
 
 #: Quantization methods that also apply to encoders, where 4 bits would be too inaccurate.
 ENCODER_METHODS = ("int8", "fp8")
@@ -167,7 +168,7 @@ class VisionDecoder(NativeDecoder):
         inputs = {name: torch.from_numpy(array.copy()) for name, array in tensors.items()}
         # Grids, sizes and masks stay on the host, where families read them.
         inputs = {
-            name: x.to(self.ops.device) if x.is_floating_point() else x
+            name: to_device(x, self.ops.device) if x.is_floating_point() else x
             for name, x in inputs.items()
         }
         return inputs[EMBEDS] if EMBEDS in inputs else self.family.encode(inputs)
