@@ -32,7 +32,7 @@ from kernels import KernelSet
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 """`mallopt`'s parameters, of glibc's malloc.h."""
-_KEPT_BYTES, _HEAP_TENSOR_BYTES = 128 << 20, 32 << 20
+_CACHED_BYTES, _HEAP_TENSOR_BYTES = 128 << 20, 32 << 20
 """Freed memory that the process keeps, and the largest tensors in it: glibc's own limit."""
 MAPPED_AHEAD_BYTES = 512 << 20
 """KV cache whose pages a serving replica has mapped before they are needed, when cores are idle."""
@@ -146,7 +146,7 @@ def _keep_freed_memory() -> None:
     """
     if (mallopt := getattr(ctypes.CDLL(None), "mallopt", None)) is not None:
         mallopt(_M_MMAP_THRESHOLD, _HEAP_TENSOR_BYTES)
-        mallopt(_M_TRIM_THRESHOLD, _KEPT_BYTES)
+        mallopt(_M_TRIM_THRESHOLD, _CACHED_BYTES)
 
 
 def kernels_on(device: str, config: EngineConfig) -> KernelSet:

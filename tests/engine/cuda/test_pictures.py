@@ -73,15 +73,15 @@ def test_a_full_step_is_measured_beside_a_full_encoder_cache(
     llm = device.engine(tmp_path)
     loaded = llm.core.executor.worker.loaded
     capacity = encoder_capacity(24, 64)
-    held = fill_encoder_cache(loaded.model, tmp_path, capacity)
-    assert held is not None
-    assert held.shape == (96, loaded.spec.hidden_size)
+    allocated = fill_encoder_cache(loaded.model, tmp_path, capacity)
+    assert allocated is not None
+    assert allocated.shape == (96, loaded.spec.hidden_size)
     encoded: list[bool] = []
     meter = FakeMeter(iter([60]), peak=70, free=800, total=1000)
 
     def fill_encoder() -> torch.Tensor:
         encoded.append(meter.num_started == 1)
-        return held
+        return allocated
 
     profile(
         loaded.model, EngineConfig(model="m", max_num_seqs=2), 24, [4], torch.float32,

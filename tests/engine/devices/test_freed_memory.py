@@ -17,9 +17,9 @@ MIB = 1 << 20
 
 def count_page_faults(run: Callable[[], object]) -> int:
     """Pages that the system maps meanwhile."""
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    previous = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
     run()
-    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - previous
 
 
 def allocate_layers() -> None:

@@ -81,12 +81,12 @@ def test_settings_say_how_media_are_prepared_where_a_request_does_not(tmp_path: 
         for more in ({}, {"mm_processor_kwargs": {"size": size | {"longest_edge": 4704}}})
     )
     assert len(smaller) < len(larger)
-    for wrong, reason in (
+    for invalid, reason in (
         ({"sise": 1}, "no option 'sise'"),
         ({"size": "big"}, "can't be prepared"),
     ):
         with pytest.raises(ConfigError, match=reason) as refused:
-            LLM(str(tmp_path), **options, mm_processor_kwargs=wrong)
+            LLM(str(tmp_path), **options, mm_processor_kwargs=invalid)
         assert refused.value.param == "mm_processor_kwargs"
 
 
