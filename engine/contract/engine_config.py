@@ -506,7 +506,8 @@ class EngineConfig:
     )
     disable_log_stats: bool = cli_field(False, "don't log statistics every few seconds")
     enable_log_requests: bool = cli_field(
-        False, "log each request's id, lengths and adapter, never its text"
+        False,
+        "log each request's id, lengths and adapter, and of tenants that store prompts its text",
     )
 
     def __post_init__(self) -> None:

@@ -187,6 +187,7 @@ class EngineRequest(msgspec.Struct, tag="request", omit_defaults=True, kw_only=T
         prefilled: a prefill replica has just saved its prompt's blocks in the shared tier.
         kv_peer: tcp://HOST:PORT of that replica if it serves the blocks itself; "": it doesn't.
         prefix_key: equal for prompts that may share their first KV blocks; b"": unknown.
+        log_prompt: whether the tenant stores prompts, so that logs may show this one.
         message_version: see `engine.contract.message_version`.
     """
 
@@ -214,6 +215,7 @@ class EngineRequest(msgspec.Struct, tag="request", omit_defaults=True, kw_only=T
     prefilled: bool = False
     kv_peer: str = ""
     prefix_key: bytes = b""
+    log_prompt: bool = False
     message_version: int = 1
 
     @property

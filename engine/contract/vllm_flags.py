@@ -567,7 +567,7 @@ _OF_THE_MANUAL: tuple[VllmFlag, ...] = (
     ignored_flag("kv_cache_metrics", bool, "figures of the KV cache are always counted."),
     ignored_flag("kv_cache_metrics_sample", float, "figures of the KV cache are always counted."),
     ignored_flag("disable_log_requests", bool, "`enable_log_requests` is off by default."),
-    ignored_flag("max_log_len", int, "`enable_log_requests` logs lengths, never texts."),
+    ignored_flag("max_log_len", int, "`enable_log_requests` logs 512 tokens of a text at most."),
     restricted_flag(
         "prefix_caching_hash_algo",
         str,

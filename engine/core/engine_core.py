@@ -35,6 +35,7 @@ from engine.core.input_processor import (
 from engine.core.kv_admission import KVAdmission
 from engine.core.output_processor import OutputProcessor
 from engine.core.request_admission import WAIT_S, RequestAdmission
+from engine.core.request_log import log_request
 from engine.core.stats import EngineStatsCollector, make_request_spans
 from engine.core.steps_in_flight import StepInFlight, StepsInFlight
 from engine.executor.multiproc_executor import make_executor
@@ -234,13 +235,7 @@ class EngineCore:
             self._queue(request)
         self.requests[message.request_id] = request
         if self.config.enable_log_requests:
-            log.info(
-                "Received request %s: %d prompt tokens, max_tokens %s, adapter %s.",
-                message.request_id,
-                len(message.prompt_token_ids),
-                message.sampling.max_tokens,
-                message.adapter.name if message.adapter else "none",
-            )
+            log_request(message, self.tokenizer)
         return request
 
     def follow_prefill(self, message: EngineRequest) -> None:

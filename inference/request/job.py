@@ -408,6 +408,7 @@ class Job:
                 adapter=self.model.adapter,
                 token_cap=self._token_cap(prompt, share),
                 trace_headers=self.trace_headers,
+                log_prompt=self.caller.store_prompts,
             )
             for engine_id, prompt, embeds, media in zip(
                 self.engine_ids,

@@ -1,4 +1,4 @@
-"""`enable_log_requests`: a line for each request, without its text."""
+"""`enable_log_requests`: a line for each request, its text only where the tenant allows that."""
 
 from __future__ import annotations
 
@@ -6,9 +6,14 @@ import logging
 from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from engine import SamplingParams
+from engine.contract.lora import AdapterRef
+from engine.contract.messages import EngineRequest
+from engine.core.request_log import log_request
+from engine.text.tokenizer import load_tokenizer
 from tests.engine.test_token_equality import make
 
 PROMPT = "the quick brown fox"
@@ -19,7 +24,7 @@ def test_logged_requests_show_ids_and_lengths_alone(
     model_folder: Callable[[str], Path], caplog: pytest.LogCaptureFixture, enabled: bool
 ) -> None:
     llm = make(model_folder("llama"), enable_log_requests=enabled)
-    with caplog.at_level(logging.INFO, logger="engine.core.engine_core"):
+    with caplog.at_level(logging.INFO, logger="engine.core.request_log"):
         (output,) = llm.generate([PROMPT], SamplingParams(max_tokens=3))
     lines = [line for line in caplog.messages if line.startswith("Received request")]
     expected = (
@@ -28,3 +33,22 @@ def test_logged_requests_show_ids_and_lengths_alone(
     )
     assert lines == [expected] * enabled
     assert "quick" not in caplog.text
+
+
+def test_the_text_of_a_tenant_that_stores_prompts_is_logged_on_one_line_up_to_512_tokens(
+    model_folder: Callable[[str], Path], caplog: pytest.LogCaptureFixture
+) -> None:
+    tokenizer = load_tokenizer(model_folder("llama"))
+    ids = tokenizer.encode("the quick\nbrown fox") * 100
+    message = EngineRequest(request_id="r", gateway_id="", prompt_token_ids=ids)
+    adapter = AdapterRef(digest="0" * 64, name="tone", tokenizer="1" * 64)
+    with caplog.at_level(logging.INFO, logger="engine.core.request_log"):
+        log_request(message, tokenizer)
+        log_request(msgspec.structs.replace(message, log_prompt=True), tokenizer)
+        log_request(msgspec.structs.replace(message, log_prompt=True, adapter=adapter), tokenizer)
+    silent, told, other_tokenizer = caplog.messages
+    text = tokenizer.decode(ids[:512], skip_special_tokens=False)
+    assert "quick" not in silent
+    assert told == silent + f" Prompt: {text!r}."
+    assert "\n" not in told
+    assert "quick" not in other_tokenizer

@@ -155,7 +155,8 @@ async def test_contents_are_kept_only_where_the_tenant_wants_it(
     gateway: Gateway, tokenizer: Tokenizer
 ) -> None:
     tenant = gateway.rows.tenant
-    async with gateway.serving(gateway.scripted(says(tokenizer, "a quiet answer"))):
+    replica = gateway.scripted(says(tokenizer, "a quiet answer"))
+    async with gateway.serving(replica):
         await gateway.client.chat("unwanted words")
         await written()
         assert await run_in_db_thread(RequestContent.objects.count) == 0
@@ -169,6 +170,7 @@ async def test_contents_are_kept_only_where_the_tenant_wants_it(
     assert content.request_id == entry.request_id
     assert "wanted words" in content.prompt
     assert content.answer.startswith("a quiet answer")
+    assert [request.log_prompt for request in replica.received] == [False, True]
 
 
 @pytest.mark.django_db
