@@ -122,7 +122,7 @@ class SocialAccountAdapter(DefaultSocialAccountAdapter):
         with transaction.atomic():
             user: User = super().save_user(request, sociallogin, form)
             changes = {"username": [None, user.username], "email": [None, user.email]}
-            log_action(actor=SSO_ACTOR, action="user.create", target=user, changes=changes)
+            log_action(SSO_ACTOR, "user.create", user, changes=changes)
             sync_roles_from_groups(
                 user=user, groups=groups_of(sociallogin), roles=settings.QUIRE.oidc_roles
             )

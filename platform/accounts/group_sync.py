@@ -208,7 +208,7 @@ def _handle_revoked(token: SocialToken) -> None:
 @transaction.atomic
 def _sign_out(token: SocialToken) -> None:
     user = token.account.user
-    log_action(actor=SSO_ACTOR, action="sign_on.end", target=user)
+    log_action(SSO_ACTOR, "sign_on.end", user)
     end_sessions(user)
     token.delete()
 

@@ -18,7 +18,7 @@ from tenants.models import User
 
 def _log_event(user: User, action: str, **details: Any) -> None:
     with transaction.atomic():
-        log_action(actor=to_actor(user), action=action, target=user, **details)
+        log_action(to_actor(user), action, user, **details)
 
 
 @receiver(user_logged_in, dispatch_uid="accounts.audit")

@@ -81,8 +81,6 @@ def end_session(request: HttpRequest, pk: int) -> HttpResponse:
     if session is None:
         raise Http404
     with transaction.atomic():
-        log_action(
-            actor=to_actor(user), action="session.end", target=user, ended_address=session.ip
-        )
+        log_action(to_actor(user), "session.end", user, ended_address=session.ip)
         session.end()
     return redirect("usersessions_list")

@@ -72,7 +72,7 @@ def access_adapters(user: AccessSubject, tenant: Tenant | None) -> QuerySet[Adap
     Without a tenant all shared adapters, for operators.
     """
     if tenant is None:
-        require_operator(to_actor(user))
+        require_operator(user)
         shared = Adapter.objects.select_related("tenant", "served_model")
         return shared.filter(tenant__isnull=True)
     access_role(user, tenant)

@@ -231,9 +231,9 @@ def _end(version: AdapterVersion, from_state: str, to_state: str, report: dict[s
     done = "adapter.ready" if to_state == VersionState.READY else "adapter.refused"
     error = report.get("error") or {}
     log_action(
-        actor=SYSTEM_ACTOR,
-        action=done,
-        target=version,
+        SYSTEM_ACTOR,
+        done,
+        version,
         tenant=version.adapter.tenant,
         sha256=version.digest,
         reason=str(error.get("message", ""))[:500] if isinstance(error, dict) else "",

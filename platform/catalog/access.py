@@ -16,7 +16,7 @@ from common.cached_lookup import AsyncTTLCache
 from common.db import in_admission_thread
 from common.errors import ModelNotFound, NotFound, ServiceUnavailable
 from engine.contract.errors import InvalidRequest
-from tenants.actors import Actor, require_operator, to_actor
+from tenants.actors import Actor, require_operator
 from tenants.authentication import Caller
 from tenants.models import Tenant, User
 
@@ -169,7 +169,7 @@ def access_served_models(tenant: Tenant) -> QuerySet[ServedModel]:
 
 def access_catalog(user: Actor | User) -> QuerySet[ServedModel]:
     """All models, loaded or not. Raises `PermissionDenied` unless the user is an operator."""
-    require_operator(to_actor(user))
+    require_operator(user)
     return ServedModel.objects.prefetch_related("tenants")
 
 

@@ -18,7 +18,7 @@ from common.errors import Conflict
 from engine.contract.errors import InvalidRequest
 from engine.contract.hub_files import resolve_source
 from engine.contract.messages import SLEEP_LEVELS, SLEEP_TAGS
-from tenants.actors import Actor, require_operator, to_actor
+from tenants.actors import Actor, require_operator
 from tenants.audit import log_action
 from tenants.models import Tenant, User
 
@@ -58,8 +58,7 @@ def load_model(
             `public`, `aliases`, `fallbacks`, `idle_minutes`.
     Raises: `PermissionDenied`, `InvalidRequest` with `param`, `Conflict`.
     """
-    actor = to_actor(actor)
-    require_operator(actor)
+    actor = require_operator(actor)
     changes: dict[str, Any] = _check_columns(columns)
     if source:
         changes["source"] = check_source(source)
@@ -78,13 +77,7 @@ def load_model(
     save_valid(model)  # the unique name decides between two concurrent first loads
     failed = model.replicas.filter(state=ReplicaState.FAILED)
     failed.update(state=ReplicaState.PENDING, detail="", last_exit="")
-    log_action(
-        actor=actor,
-        action="model.load",
-        target=model,
-        source=model.source,
-        settings=model.settings,
-    )
+    log_action(actor, "model.load", model, source=model.source, settings=model.settings)
     _announce(model)
     return model
 
@@ -92,14 +85,13 @@ def load_model(
 @transaction.atomic
 def unload_model(*, actor: Actor | User, model: ServedModel) -> ServedModel:
     """Drain a model's replicas and stop them. Raises `Conflict` when it isn't loaded."""
-    actor = to_actor(actor)
-    require_operator(actor)
+    actor = require_operator(actor)
     model = ServedModel.objects.select_for_update().get(pk=model.pk)
     if model.desired_state == DesiredState.UNLOADED:
         raise Conflict(f"{model.name} is not loaded.")
     model.desired_state, model.idle_since = DesiredState.UNLOADED, None
     model.save(update_fields=["desired_state", "idle_since", "changed_at"])
-    log_action(actor=actor, action="model.unload", target=model)
+    log_action(actor, "model.unload", model)
     _announce(model)
     return model
 
@@ -110,8 +102,7 @@ def update_model(*, actor: Actor | User, model: ServedModel, **changes: Any) -> 
 
     Raises: `PermissionDenied`, `InvalidRequest` with `param`.
     """
-    actor = to_actor(actor)
-    require_operator(actor)
+    actor = require_operator(actor)
     changes = _check_columns(changes)
     if "source" in changes:
         changes["source"] = check_source(changes["source"])
@@ -119,7 +110,7 @@ def update_model(*, actor: Actor | User, model: ServedModel, **changes: Any) -> 
     difference = changed(model, changes)
     if difference:
         save_valid(model)
-        log_action(actor=actor, action="model.update", target=model, changes=difference)
+        log_action(actor, "model.update", model, changes=difference)
         _announce(model)
     return model
 
@@ -129,14 +120,13 @@ def share_model(
     *, actor: Actor | User, model: ServedModel, tenants: Iterable[Tenant], public: bool
 ) -> ServedModel:
     """Share a model with everyone, or with these tenants only."""
-    actor = to_actor(actor)
-    require_operator(actor)
+    actor = require_operator(actor)
     model = ServedModel.objects.select_for_update().get(pk=model.pk)
     model.public = public
     model.save(update_fields=["public", "changed_at"])
     model.tenants.set(tenants)
     slugs = sorted(model.tenants.values_list("slug", flat=True))
-    log_action(actor=actor, action="model.share", target=model, public=public, tenants=slugs)
+    log_action(actor, "model.share", model, public=public, tenants=slugs)
     _announce(model)
     return model
 
@@ -147,8 +137,7 @@ def delete_model(*, actor: Actor | User, model: ServedModel) -> None:
 
     Raises `Conflict` while it's loaded or draining, is another's fallback, or has adapters.
     """
-    actor = to_actor(actor)
-    require_operator(actor)
+    actor = require_operator(actor)
     model = ServedModel.objects.select_for_update().get(pk=model.pk)
     if model.desired_state == DesiredState.LOADED:
         raise Conflict(f"{model.name} is loaded: unload it first.")
@@ -156,7 +145,7 @@ def delete_model(*, actor: Actor | User, model: ServedModel) -> None:
     for other in ServedModel.objects.exclude(pk=model.pk).only("name", "fallbacks"):
         if model.name in other.fallbacks:
             raise Conflict(f"{model.name} answers in the place of {other.name}: change that first.")
-    log_action(actor=actor, action="model.delete", target=model, source=model.source)
+    log_action(actor, "model.delete", model, source=model.source)
     transaction.on_commit(partial(served_model_changed.send, ServedModel, served_model=model))
     try:
         model.delete()
@@ -174,12 +163,11 @@ def drain_replica(*, actor: Actor | User, replica: Replica) -> None:
 
     Raises: `PermissionDenied`; `Conflict` unless it's ready; `ServiceUnavailable` without Redis.
     """
-    actor = to_actor(actor)
-    require_operator(actor)
+    actor = require_operator(actor)
     if replica.state != ReplicaState.READY:
         raise Conflict(f"{replica.replica_id} is {replica.state}: only a ready one can be drained.")
     with transaction.atomic():
-        log_action(actor=actor, action="replica.drain", target=replica)
+        log_action(actor, "replica.drain", replica)
         send_control(replica.replica_id, "drain")  # on failure the audit row is rolled back too
 
 
@@ -222,15 +210,14 @@ def _send_command(
     **details: Any,
 ) -> list[Replica]:
     """Send a command to the model's replicas in one of these states."""
-    actor = to_actor(actor)
-    require_operator(actor)
+    actor = require_operator(actor)
     replicas = list(Replica.objects.filter(served_model=model, state__in=states))
     if not replicas:
         state_names = " or ".join(states)
         raise Conflict(f"No replica of {model.name} is {state_names}.")
     with transaction.atomic():
         for replica in replicas:
-            log_action(actor=actor, action=f"replica.{command}", target=replica, **details)
+            log_action(actor, f"replica.{command}", replica, **details)
             send_control(replica.replica_id, command, **details)
     return replicas
 

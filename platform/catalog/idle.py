@@ -58,7 +58,7 @@ def unload_idle_model(model: ServedModel) -> bool:
         return False
     row.idle_since = timezone.now()
     row.save(update_fields=["idle_since", "changed_at"])
-    log_action(actor=SYSTEM_ACTOR, action="model.idle", target=row, minutes=row.idle_minutes)
+    log_action(SYSTEM_ACTOR, "model.idle", row, minutes=row.idle_minutes)
     transaction.on_commit(lambda: _tell(row))
     return True
 
@@ -84,7 +84,7 @@ def _wake(name: str) -> bool:
                 return _is_starting(row)
             row.idle_since = None
             row.save(update_fields=["idle_since", "changed_at"])
-            log_action(actor=SYSTEM_ACTOR, action="model.wake", target=row)
+            log_action(SYSTEM_ACTOR, "model.wake", row)
             transaction.on_commit(lambda: _tell(row))
             return True
     except (DatabaseError, InterfaceError) as error:

@@ -16,7 +16,7 @@ from common.db import changed, save_valid
 from common.errors import Conflict, NotFound
 from common.outbound_http import OutboundRequestBlocked, check_public
 from engine.contract.errors import InvalidRequest
-from tenants.actors import Actor, require_operator, to_actor
+from tenants.actors import Actor, require_operator
 from tenants.audit import log_action
 from tenants.models import Tenant, User
 
@@ -34,7 +34,7 @@ FIELDS = {
 
 def access_mcp_servers(user: Actor | User) -> QuerySet[McpServer]:
     """All servers. Raises `PermissionDenied` unless the user is an operator."""
-    require_operator(to_actor(user))
+    require_operator(user)
     return McpServer.objects.prefetch_related("tenants")
 
 
@@ -68,8 +68,7 @@ def set_mcp_server(
 
     Raises: `PermissionDenied`; `InvalidRequest` with `param`; `Conflict` beyond `MAX_SERVERS`.
     """
-    actor = to_actor(actor)
-    require_operator(actor)
+    actor = require_operator(actor)
     server = McpServer.objects.select_for_update().filter(name=name).first()
     if server is None:
         if not url:
@@ -90,9 +89,9 @@ def set_mcp_server(
     if tenants is not None:
         server.tenants.set(tenants)
     log_action(
-        actor=actor,
-        action="mcp_server.set",
-        target=server,
+        actor,
+        "mcp_server.set",
+        server,
         url=server.url,
         public=server.public,
         tenants=sorted(server.tenants.values_list("slug", flat=True)),
@@ -107,8 +106,7 @@ def check_mcp_server(*, actor: Actor | User, server: McpServer) -> McpServer:
     Raises: `PermissionDenied`; `McpServerError`, `OutboundRequestBlocked`: the tools approved
     before stay approved.
     """
-    actor = to_actor(actor)
-    require_operator(actor)
+    actor = require_operator(actor)
     try:
         tools = async_to_sync(list_tools)(server.url, server.authorization, server.name)
     except (McpServerError, OutboundRequestBlocked) as error:
@@ -123,16 +121,15 @@ def check_mcp_server(*, actor: Actor | User, server: McpServer) -> McpServer:
         row.tools, row.tested_at, row.error = tools, timezone.now(), ""
         row.save(update_fields=["tools", "tested_at", "error", "changed_at"])
         names = [tool["name"] for tool in tools]
-        log_action(actor=actor, action="mcp_server.check", target=row, tools=names)
+        log_action(actor, "mcp_server.check", row, tools=names)
     return row
 
 
 @transaction.atomic
 def delete_mcp_server(*, actor: Actor | User, server: McpServer) -> None:
     """Delete a server. Conversations keep the results of its tools."""
-    actor = to_actor(actor)
-    require_operator(actor)
-    log_action(actor=actor, action="mcp_server.delete", target=server, url=server.url)
+    actor = require_operator(actor)
+    log_action(actor, "mcp_server.delete", server, url=server.url)
     server.delete()
 
 

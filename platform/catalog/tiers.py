@@ -14,7 +14,7 @@ from common.errors import ServiceUnavailable
 from engine.contract.errors import InvalidRequest
 from engine.contract.kv_transfer_config import NATIVE, PEER_SCHEME
 from engine.contract.replica_state import TierReport
-from tenants.actors import Actor, require_operator, to_actor
+from tenants.actors import Actor, require_operator
 from tenants.audit import log_action
 from tenants.models import User
 
@@ -29,11 +29,10 @@ def drop_tier(*, actor: Actor | User, model: ServedModel) -> TierReport:
 
     Raises: `PermissionDenied`, `InvalidRequest`, `ServiceUnavailable`.
     """
-    actor = to_actor(actor)
-    require_operator(actor)
+    actor = require_operator(actor)
     report = _run("drop", model)
     with transaction.atomic():
-        log_action(actor=actor, action="model.drop_tier", target=model)
+        log_action(actor, "model.drop_tier", model)
     return report
 
 

@@ -211,7 +211,7 @@ def open_alerts() -> QuerySet[Alert]:
 
 def access_alerts(user: Actor | User) -> QuerySet[Alert]:
     """All alerts, newest first. Raises `PermissionDenied` unless the user is an operator."""
-    require_operator(to_actor(user))
+    require_operator(user)
     return Alert.objects.all()
 
 
@@ -222,10 +222,10 @@ def silence_alert(*, actor: Actor | User, alert: Alert, hours: int) -> None:
 
     Raises `PermissionDenied`.
     """
-    require_operator(to_actor(actor))
+    require_operator(actor)
     alert.silenced_until = timezone.now() + timedelta(hours=hours)
     alert.save(update_fields=["silenced_until"])
-    log_action(actor=to_actor(actor), action="alert.silence", target=alert, hours=hours)
+    log_action(to_actor(actor), "alert.silence", alert, hours=hours)
 
 
 def forget_old_alerts() -> int:

@@ -17,7 +17,7 @@ from engine.contract.errors import InvalidRequest
 from history.models import OPEN_BENCHMARKS, BenchmarkRun, BenchmarkStatus
 from storage.access import lease_is_free
 from tenants.actions import create_tenant
-from tenants.actors import SYSTEM_ACTOR, Actor, require_operator, to_actor
+from tenants.actors import SYSTEM_ACTOR, Actor, require_operator
 from tenants.audit import log_action
 from tenants.models import Tenant, User
 
@@ -31,7 +31,7 @@ MAX_RUNS = 50
 
 def access_benchmarks(user: Actor | User, model: ServedModel) -> QuerySet[BenchmarkRun]:
     """A model's benchmarks, newest first. Raises `PermissionDenied` for non-operators."""
-    require_operator(to_actor(user))
+    require_operator(user)
     return BenchmarkRun.objects.filter(served_model=model)
 
 
@@ -58,8 +58,7 @@ def start_benchmark(
     Raises: `PermissionDenied`; `InvalidRequest` with `param`; `Conflict` for a model that isn't
     loaded or that already has an open benchmark.
     """
-    actor = to_actor(actor)
-    require_operator(actor)
+    actor = require_operator(actor)
     _check_levels(levels)
     for name, value, high in (
         ("input_tokens", input_tokens, MAX_TOKENS),
@@ -91,7 +90,7 @@ def start_benchmark(
     )
     outdated = BenchmarkRun.objects.filter(served_model=model).values_list("pk", flat=True)
     BenchmarkRun.objects.filter(pk__in=list(outdated[MAX_RUNS:])).delete()
-    log_action(actor=actor, action="benchmark.start", target=run, levels=list(levels))
+    log_action(actor, "benchmark.start", run, levels=list(levels))
     return run
 
 
@@ -115,11 +114,10 @@ def _share_with_benchmarks(model: ServedModel) -> None:
 @transaction.atomic
 def stop_benchmark(*, actor: Actor | User, run: BenchmarkRun) -> BenchmarkRun:
     """Stop a benchmark; results so far remain. Raises `PermissionDenied`, `Conflict`."""
-    actor = to_actor(actor)
-    require_operator(actor)
+    actor = require_operator(actor)
     if not finish_benchmark(run, BenchmarkStatus.STOPPED):
         raise Conflict("This benchmark has ended.")
-    log_action(actor=actor, action="benchmark.stop", target=run)
+    log_action(actor, "benchmark.stop", run)
     run.refresh_from_db()
     return run
 

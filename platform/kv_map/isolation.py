@@ -72,7 +72,7 @@ def check_prover(user: User | Actor, *slugs: str) -> None:
     """
     for slug in slugs:
         tenant = access_tenant(user, slug)
-        require_role(to_actor(user), tenant, Role.ADMIN)
+        require_role(user, tenant, Role.ADMIN)
         if not tenant.active:
             raise PermissionDenied(f"The tenant {slug} is disabled.", code="tenant_inactive")
 

@@ -93,9 +93,9 @@ def set_price(
     price = Price(model=model, valid_from=start, **values)
     save_valid(price)
     log_action(
-        actor=actor,
-        action="price.set",
-        target=price,
+        actor,
+        "price.set",
+        price,
         valid_from=price.valid_from,
         **cast("dict[str, Any]", {name: str(value) for name, value in values.items()}),
     )
@@ -106,11 +106,10 @@ def set_price(
 @transaction.atomic
 def delete_price(*, actor: Actor | User, price: Price) -> None:
     """Delete a price that nothing was billed at. Raises `PermissionDenied`, `Conflict`."""
-    actor = to_actor(actor)
-    require_operator(actor)
+    actor = require_operator(actor)
     if is_price_billed(price):
         raise Conflict("Requests were billed at this price: set a new one instead.")
-    log_action(actor=actor, action="price.delete", target=price)
+    log_action(actor, "price.delete", price)
     price.delete()
     _announce()
 
@@ -160,7 +159,7 @@ def set_budget(
             name: [_to_json_value(a), _to_json_value(b)] for name, (a, b) in difference.items()
         }
         verb = "budget.create" if is_new else "budget.update"
-        log_action(actor=actor, action=verb, target=budget, tenant=tenant, changes=changes)
+        log_action(actor, verb, budget, tenant=tenant, changes=changes)
         _announce()
     return budget
 
@@ -177,7 +176,7 @@ def delete_budget(*, actor: Actor | User, budget: Budget) -> None:
     """Remove a budget. Raises the same errors as `set_budget`."""
     actor = to_actor(actor)
     _check_right(actor, budget.tenant, budget.api_key)
-    log_action(actor=actor, action="budget.delete", target=budget, tenant=budget.tenant)
+    log_action(actor, "budget.delete", budget, tenant=budget.tenant)
     budget.delete()
     _announce()
 
@@ -198,7 +197,7 @@ def set_webhook(*, actor: Actor | User, tenant: Tenant | None, url: str) -> Webh
     Webhook.objects.filter(tenant=tenant).delete()
     hook = Webhook(tenant=tenant, url=url, secret=secrets.token_hex(32))
     save_valid(hook, unchecked=("tenant",))
-    log_action(actor=actor, action="webhook.set", target=hook, tenant=tenant, url=url)
+    log_action(actor, "webhook.set", hook, tenant=tenant, url=url)
     return hook
 
 
@@ -214,7 +213,7 @@ def send_test_event(*, actor: Actor | User, tenant: Tenant | None) -> WebhookDel
     queued = create_event(tenant, "webhook.test", {"sent_by": actor.label})
     if queued is None:
         raise NotFound("No webhook is set.")
-    log_action(actor=actor, action="webhook.test", target=queued, tenant=tenant)
+    log_action(actor, "webhook.test", queued, tenant=tenant)
     return queued
 
 
@@ -233,7 +232,7 @@ def redeliver(*, actor: Actor | User, delivery: WebhookDelivery) -> WebhookDeliv
     check_waiting(delivery.tenant)
     row.next_try_at, row.attempts = timezone.now(), 0
     row.save(update_fields=["next_try_at", "attempts"])
-    log_action(actor=actor, action="webhook.send_again", target=row, tenant=delivery.tenant)
+    log_action(actor, "webhook.send_again", row, tenant=delivery.tenant)
     transaction.on_commit(partial(send_task_best_effort, DELIVER, row.pk))
     return row
 
@@ -246,7 +245,7 @@ def delete_webhook(*, actor: Actor | User, tenant: Tenant | None) -> None:
     hook = Webhook.objects.filter(tenant=tenant).first()
     if hook is None:
         raise NotFound("No webhook is set.")
-    log_action(actor=actor, action="webhook.delete", target=hook, tenant=tenant)
+    log_action(actor, "webhook.delete", hook, tenant=tenant)
     hook.delete()
 
 

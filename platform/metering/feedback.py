@@ -12,7 +12,7 @@ from django.db.models import QuerySet
 from engine.contract.errors import InvalidRequest
 from metering.models import RequestContent, RequestEntry, RequestFeedback
 from tenants.access import access_role
-from tenants.actors import require_role, to_actor
+from tenants.actors import require_role
 from tenants.models import Role, Tenant, User
 
 MAX_COMMENT_CHARS = 2000
@@ -57,7 +57,7 @@ def feedback_lines(user: User, tenant: Tenant) -> Iterator[str]:
 
     Raises: `PermissionDenied` for members below admin.
     """
-    require_role(to_actor(user), tenant, Role.ADMIN)
+    require_role(user, tenant, Role.ADMIN)
     rows = RequestFeedback.objects.filter(tenant=tenant).select_related("user").order_by("pk")
     return _lines(rows, tenant)
 

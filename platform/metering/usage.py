@@ -49,7 +49,7 @@ def access_all_usage(
     user: User, *, first: date | None = None, last: date | None = None
 ) -> list[UsageSum]:
     """Sums by day, model and tenant. Raises `PermissionDenied` unless the user is an operator."""
-    require_operator(to_actor(user))
+    require_operator(user)
     return _sums(UsageDay.objects.all(), first, last)
 
 

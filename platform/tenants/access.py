@@ -81,7 +81,7 @@ def access_roles(user: AccessSubject) -> set[Role]:
 
 def access_members(user: AccessSubject, tenant: Tenant) -> QuerySet[Membership]:
     """Members of the tenant, for any of them."""
-    require_role(to_actor(user), tenant, Role.VIEWER)
+    require_role(user, tenant, Role.VIEWER)
     return Membership.objects.filter(tenant=tenant).select_related("user", "tenant")
 
 
@@ -124,19 +124,19 @@ def access_key_actor(pk: int | None) -> Actor:
 
 def access_audit(user: AccessSubject, tenant: Tenant) -> QuerySet[AuditEntry]:
     """The tenant's audit log, newest first, for admins and owners."""
-    require_role(to_actor(user), tenant, Role.ADMIN)
+    require_role(user, tenant, Role.ADMIN)
     return AuditEntry.objects.filter(tenant=tenant).select_related("tenant")
 
 
 def access_all_audit(user: AccessSubject) -> QuerySet[AuditEntry]:
     """The installation's audit log. Raises `PermissionDenied` unless the user is an operator."""
-    require_operator(to_actor(user))
+    require_operator(user)
     return AuditEntry.objects.select_related("tenant")
 
 
 def access_service_accounts(user: AccessSubject, tenant: Tenant) -> QuerySet[ServiceAccount]:
     """The tenant's service accounts, for any member."""
-    require_role(to_actor(user), tenant, Role.VIEWER)
+    require_role(user, tenant, Role.VIEWER)
     return ServiceAccount.objects.filter(tenant=tenant).select_related("tenant")
 
 
@@ -150,13 +150,13 @@ def access_service_account(user: AccessSubject, tenant: Tenant, pk: int) -> Serv
 
 def access_users(user: AccessSubject) -> QuerySet[User]:
     """All users. Raises `PermissionDenied` unless the user is an operator."""
-    require_operator(to_actor(user))
+    require_operator(user)
     return User.objects.order_by("username")
 
 
 def access_invitations(user: AccessSubject, tenant: Tenant) -> QuerySet[Invitation]:
     """The tenant's invitations, newest first, for admins and owners."""
-    require_role(to_actor(user), tenant, Role.ADMIN)
+    require_role(user, tenant, Role.ADMIN)
     return Invitation.objects.filter(tenant=tenant).select_related("tenant", "created_by")
 
 

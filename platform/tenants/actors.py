@@ -71,31 +71,36 @@ def key_actor(key: ApiKey) -> Actor:
     return Actor(f"API key {key}", holder, ActorKind.KEY, key)
 
 
-def require_operator(actor: Actor) -> None:
-    """Raise `PermissionDenied` unless the actor is an operator of the installation."""
+def require_operator(actor: Actor | User) -> Actor:
+    """Return the actor. Raises `PermissionDenied` unless it is the installation's operator."""
+    actor = to_actor(actor)
     if not actor.is_operator:
         raise PermissionDenied("Only the operator of this installation may do this.")
+    return actor
 
 
-def require_role(actor: Actor, tenant: Tenant, role: Role) -> None:
-    """Raise `NotFound` for non-members and `PermissionDenied` for members with a lower role."""
+def require_role(actor: Actor | User, tenant: Tenant, role: Role) -> Actor:
+    """Return the actor. Raises `NotFound` for non-members, `PermissionDenied` for a lower role."""
+    actor = to_actor(actor)
     if actor.is_operator:
-        return
+        return actor
     actual = actor.role_in(tenant)
     if actual is None:
         raise NotFound(f"Tenant {tenant.slug!r} not found.")
     if actual.rank < role.rank:
         raise PermissionDenied(f"This needs the role {role.label.lower()} in {tenant.slug}.")
+    return actor
 
 
-def require_manager_of(actor: Actor, tenant: Tenant, role: Role) -> None:
-    """Require an admin whose role is at least `role`."""
-    require_role(actor, tenant, Role.ADMIN)
+def require_manager_of(actor: Actor | User, tenant: Tenant, role: Role) -> Actor:
+    """Return an actor that is an admin whose role is at least `role`. Raises as `require_role`."""
+    actor = require_role(actor, tenant, Role.ADMIN)
     if actor.is_operator:
-        return
+        return actor
     actor_role = actor.role_in(tenant)
     if actor_role is None or actor_role.rank < role.rank:
         raise PermissionDenied("You can't manage a role above your own.")
+    return actor
 
 
 def role_in(user: User | None, tenant: Tenant) -> Role | None:

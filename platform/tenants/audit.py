@@ -119,10 +119,10 @@ client_ip: ContextVar[str] = ContextVar("acting_from", default="")
 
 
 def log_action(
-    *,
     actor: Actor,
     action: str,
     target: models.Model,
+    *,
     tenant: Tenant | None = None,
     **details: Any,
 ) -> AuditEntry:

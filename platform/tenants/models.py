@@ -452,7 +452,7 @@ class QuireUserManager(UserManager):
         with transaction.atomic(using=self.db):
             user = super().create_superuser(username, email, password, **more)
             changes = {"username": [None, username], "is_superuser": [None, True]}
-            log_action(actor=CLI_ACTOR, action="user.create", target=user, changes=changes)
+            log_action(CLI_ACTOR, "user.create", user, changes=changes)
         return user
 
 

@@ -53,8 +53,7 @@ def add_from_folder(
     Raises: `PermissionDenied`; `InvalidRequest` with `param`, `AdapterTooLarge`; `Conflict` if the
     adapter already has this content.
     """
-    actor = to_actor(actor)
-    require_operator(actor)
+    actor = require_operator(actor)
     source = check_path(path, anywhere=actor.kind == ActorKind.COMMAND)
     on_bytes = store.transfer_progress(source, on_progress) if on_progress else None
     return add_staged(
@@ -92,13 +91,7 @@ def add_from_hub(
     check_repository(repository)
     adapter = _adapter(actor, tenant, served_model, name, description)
     version = _version(actor, adapter, f"hub:{repository}", promote=promote)
-    log_action(
-        actor=actor,
-        action="adapter.fetch",
-        target=version,
-        tenant=tenant,
-        source=version.source,
-    )
+    log_action(actor, "adapter.fetch", version, tenant=tenant, source=version.source)
     return version
 
 
@@ -131,13 +124,7 @@ def add_staged(
         store.check(tenant, size)
         version = _version(actor, adapter, source, digest=digest, num_bytes=size, promote=promote)
         log_action(
-            actor=actor,
-            action="adapter.add",
-            target=version,
-            tenant=tenant,
-            sha256=digest,
-            bytes=size,
-            source=source,
+            actor, "adapter.add", version, tenant=tenant, sha256=digest, bytes=size, source=source
         )
     if not store.has_content(digest):  # a sweep removed it just before the row was created
         raise Conflict("The adapter was removed while it was added. Try again.")
@@ -174,7 +161,7 @@ def revalidate_version(*, actor: Actor | User, version: AdapterVersion) -> Adapt
     version.state = VersionState.UPLOADED
     version.report = {}
     version.save(update_fields=["state", "report"])
-    log_action(actor=actor, action="adapter.check", target=version, tenant=version.adapter.tenant)
+    log_action(actor, "adapter.check", version, tenant=version.adapter.tenant)
     _enqueue_validation(version)
     return version
 
@@ -190,7 +177,7 @@ def retire_version(*, actor: Actor | User, version: AdapterVersion) -> AdapterVe
     version.state = VersionState.RETIRED
     version.save(update_fields=["state"])
     AdapterAlias.objects.filter(previous=version).update(previous=None)
-    log_action(actor=actor, action="adapter.retire", target=version, tenant=version.adapter.tenant)
+    log_action(actor, "adapter.retire", version, tenant=version.adapter.tenant)
     announce(version.adapter)
     return version
 
@@ -204,9 +191,9 @@ def delete_version(*, actor: Actor | User, version: AdapterVersion) -> None:
     if version.state == VersionState.LIVE:
         raise Conflict(f"{version} is live: promote another one, or take the adapter offline.")
     log_action(
-        actor=actor,
-        action="adapter.delete_version",
-        target=version,
+        actor,
+        "adapter.delete_version",
+        version,
         tenant=version.adapter.tenant,
         sha256=version.digest,
     )
@@ -224,13 +211,7 @@ def delete_adapter(*, actor: Actor | User, adapter: Adapter) -> None:
     if adapter.versions.filter(state=VersionState.LIVE).exists():
         raise Conflict(f"{adapter} is live: take it offline first.")
     digests = list(adapter.versions.exclude(digest="").values_list("digest", flat=True))
-    log_action(
-        actor=actor,
-        action="adapter.delete",
-        target=adapter,
-        tenant=adapter.tenant,
-        digests=digests,
-    )
+    log_action(actor, "adapter.delete", adapter, tenant=adapter.tenant, digests=digests)
     for digest in digests:
         store.mark_used(digest)
     announce(adapter)
@@ -267,7 +248,7 @@ def _adapter(
     save_valid(adapter)
     alias = AdapterAlias(adapter=adapter, tenant=tenant, served_model=served_model, name=name)
     save_valid(alias)
-    log_action(actor=actor, action="adapter.create", target=adapter, tenant=tenant)
+    log_action(actor, "adapter.create", adapter, tenant=tenant)
     return locked_adapter(adapter)
 
 

@@ -34,8 +34,7 @@ def unpin(*, actor: Actor | User, adapter: Adapter) -> Adapter:
 
 
 def _set(actor: Actor | User, adapter: Adapter, *, pinned: bool) -> Adapter:
-    actor = to_actor(actor)
-    require_operator(actor)
+    actor = require_operator(actor)
     row = locked_adapter(adapter)
     if row.pinned == pinned:
         return row
@@ -44,9 +43,9 @@ def _set(actor: Actor | User, adapter: Adapter, *, pinned: bool) -> Adapter:
     row.pinned = pinned
     row.save(update_fields=["pinned", "changed_at"])
     log_action(
-        actor=actor,
-        action="adapter.pin" if pinned else "adapter.unpin",
-        target=row,
+        actor,
+        "adapter.pin" if pinned else "adapter.unpin",
+        row,
         tenant=row.tenant,
         changes={"pinned": [not pinned, pinned]},
     )
@@ -144,7 +143,7 @@ def delete_alias(*, actor: Actor | User, alias: AdapterAlias) -> None:
     require(actor, adapter.tenant, Role.ADMIN)
     if row.name == adapter.name:
         raise Conflict(f"{row} is the adapter's own name: it goes with the adapter.")
-    log_action(actor=actor, action="adapter.delete_alias", target=row, tenant=adapter.tenant)
+    log_action(actor, "adapter.delete_alias", row, tenant=adapter.tenant)
     row.delete()
     _mark(adapter)
     announce(adapter)
@@ -195,14 +194,7 @@ def _saved(
         if previous_traffic[name] != after[name]
     }
     digest = alias.version.digest if alias.version else ""
-    log_action(
-        actor=actor,
-        action=action,
-        target=alias,
-        tenant=alias.adapter.tenant,
-        changes=changes,
-        sha256=digest,
-    )
+    log_action(actor, action, alias, tenant=alias.adapter.tenant, changes=changes, sha256=digest)
     announce(alias.adapter)
     return alias
 

@@ -81,14 +81,7 @@ def begin_upload(
         created_by=actor.user,
     )
     save_valid(upload)
-    log_action(
-        actor=actor,
-        action="adapter.upload",
-        target=upload,
-        tenant=tenant,
-        name=name,
-        bytes=upload.num_bytes,
-    )
+    log_action(actor, "adapter.upload", upload, tenant=tenant, name=name, bytes=upload.num_bytes)
     return upload
 
 
@@ -174,7 +167,7 @@ def cancel_upload(*, actor: Actor | User, upload: AdapterUpload) -> None:
     """Discard an upload and its bytes."""
     actor = to_actor(actor)
     require(actor, upload.tenant, Role.MEMBER)
-    log_action(actor=actor, action="adapter.upload_given_up", target=upload, tenant=upload.tenant)
+    log_action(actor, "adapter.upload_given_up", upload, tenant=upload.tenant)
     upload.delete()
     transaction.on_commit(lambda: _remove_files(upload.public_id))
 

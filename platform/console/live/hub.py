@@ -25,7 +25,7 @@ from common.messaging import ALL_TENANTS, send_to_group
 from engine.contract.errors import QuireError
 from metering.redis_scripts import redis_key, redis_link
 from tenants.access import access_tenant
-from tenants.actors import require_operator, to_actor
+from tenants.actors import require_operator
 from tenants.models import User
 
 
@@ -81,7 +81,7 @@ def access_topic(user: User, name: str, tenant: str | None) -> tuple[Topic, int]
     if topic.audience is Audience.MEMBERS:
         return topic, ALL_TENANTS
     if topic.audience is Audience.OPERATORS or tenant is None:
-        require_operator(to_actor(user))
+        require_operator(user)
         return topic, ALL_TENANTS
     return topic, access_tenant(user, tenant).pk
 

@@ -91,7 +91,7 @@ def progress(request: UserRequest) -> dict[str, Any]:
 @json_view
 def log(request: UserRequest) -> dict[str, Any]:
     """The tail of a replica's log, or the lines after `?after=`. Operators only."""
-    require_operator(to_actor(request.user))
+    require_operator(request.user)
     row = model_details.visible_model(request.user, _pk(request))
     lines = model_details.log_of(row, request.GET.get("replica", ""), request.GET.get("after", ""))
     return {"lines": [{"id": line.id, "at": line.at, "text": line.text} for line in lines]}
@@ -299,7 +299,7 @@ def post_action(function: Action) -> Callable[..., HttpResponseBase]:
         model: ServedModel | None = None
         try:
             model = model_details.visible_model(request.user, pk)
-            require_operator(to_actor(request.user))
+            require_operator(request.user)
             text = function(request, model)
         except QuireError as error:
             return show_list(request, error) if model is None else show_one(request, model, error)
@@ -399,7 +399,7 @@ def change(request: UserRequest, pk: int) -> HttpResponse:
 
 def _form(request: UserRequest, model: ServedModel | None) -> HttpResponse:
     try:
-        require_operator(to_actor(request.user))
+        require_operator(request.user)
     except QuireError as error:
         return show_list(request, error)
     if request.method != "POST":

@@ -111,7 +111,7 @@ def usage(request: UserRequest) -> HttpResponseBase:
     context: dict[str, Any] = {"form": form, "whole": all_tenants}
     try:
         if all_tenants:
-            require_operator(to_actor(user))
+            require_operator(user)
         else:
             tenant = current_tenant(request)
             if tenant is not None:

@@ -135,9 +135,9 @@ def create_batch(
     )
     _announce(row)
     log_action(
-        actor=actor_of(caller),
-        action="batch.create",
-        target=row,
+        actor_of(caller),
+        "batch.create",
+        row,
         tenant=row.tenant,
         endpoint=endpoint,
         input_file=source.public_id,
@@ -193,7 +193,7 @@ def delete_batch(*, caller: Caller, public_id: str) -> None:
     row = access_batch(caller, public_id)
     if row.status in OPEN:
         raise Conflict(f"The batch is {row.status}: cancel it first.")
-    log_action(actor=actor_of(caller), action="batch.delete", target=row, tenant=row.tenant)
+    log_action(actor_of(caller), "batch.delete", row, tenant=row.tenant)
     results = [file.pk for file in (row.output_file, row.error_file) if file]
     mine = Q(pk__in=results) | Q(public_id=row.input_file_id, tenant_id=row.tenant_id)
     _announce(row)
@@ -216,7 +216,7 @@ def cancel_batch(*, caller: Caller, public_id: str) -> Batch:
     if row.status not in OPEN:
         raise Conflict(f"The batch is {row.status} and can't be cancelled.")
     _set(row, BatchStatus.CANCELLING, "cancelling_at")
-    log_action(actor=actor_of(caller), action="batch.cancel", target=row, tenant=row.tenant)
+    log_action(actor_of(caller), "batch.cancel", row, tenant=row.tenant)
     return access_batch(caller, public_id)
 
 

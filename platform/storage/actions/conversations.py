@@ -52,9 +52,7 @@ def create_item_conversation(
         **ownership_fields(caller),
     )
     _append(row, items)
-    log_action(
-        actor=actor_of(caller), action="item_conversation.create", target=row, tenant=row.tenant
-    )
+    log_action(actor_of(caller), "item_conversation.create", row, tenant=row.tenant)
     return row
 
 
@@ -66,9 +64,7 @@ def update_item_conversation(
     row = access_item_conversation(caller, public_id)
     row.metadata = metadata
     row.save(update_fields=["metadata"])
-    log_action(
-        actor=actor_of(caller), action="item_conversation.update", target=row, tenant=row.tenant
-    )
+    log_action(actor_of(caller), "item_conversation.update", row, tenant=row.tenant)
     return row
 
 
@@ -76,9 +72,7 @@ def update_item_conversation(
 def delete_item_conversation(*, caller: Caller, public_id: str) -> None:
     """Delete it and its items. Raises `NotFound`."""
     row = access_item_conversation(caller, public_id)
-    log_action(
-        actor=actor_of(caller), action="item_conversation.delete", target=row, tenant=row.tenant
-    )
+    log_action(actor_of(caller), "item_conversation.delete", row, tenant=row.tenant)
     row.delete()
 
 
@@ -165,11 +159,7 @@ def delete_item(*, caller: Caller, conversation_id: str, item_id: str) -> ItemCo
     item.delete()
     row = rows.get()
     log_action(
-        actor=actor_of(caller),
-        action="item_conversation.delete_item",
-        target=row,
-        tenant=row.tenant,
-        item=item_id,
+        actor_of(caller), "item_conversation.delete_item", row, tenant=row.tenant, item=item_id
     )
     return row
 
@@ -189,7 +179,7 @@ def create_conversation(*, actor: User, tenant: Tenant, document: Any) -> SavedC
         public_id=new_id("talk-"), tenant=tenant, user=actor, title=title_of(checked)
     )
     _write(row, checked)
-    log_action(actor=to_actor(actor), action="conversation.create", target=row, tenant=tenant)
+    log_action(to_actor(actor), "conversation.create", row, tenant=tenant)
     return row
 
 
@@ -249,7 +239,7 @@ def share_conversation(*, actor: User, public_id: str, shared: bool) -> SavedCon
         row.shared_at = timezone.now() if shared else None
         row.save(update_fields=["shared_at"])
         verb = "conversation.share" if shared else "conversation.unshare"
-        log_action(actor=to_actor(actor), action=verb, target=row, tenant=row.tenant)
+        log_action(to_actor(actor), verb, row, tenant=row.tenant)
     return row
 
 
@@ -257,7 +247,7 @@ def share_conversation(*, actor: User, public_id: str, shared: bool) -> SavedCon
 def delete_conversation(*, actor: User, public_id: str) -> None:
     """Delete a conversation. Raises `NotFound`."""
     row = _get_own_conversation(actor, public_id)
-    log_action(actor=to_actor(actor), action="conversation.delete", target=row, tenant=row.tenant)
+    log_action(to_actor(actor), "conversation.delete", row, tenant=row.tenant)
     row.delete()
 
 

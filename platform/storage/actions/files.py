@@ -80,9 +80,9 @@ def create_file(
                 **ownership_fields(caller),
             )
             log_action(
-                actor=actor_of(caller),
-                action="file.create",
-                target=row,
+                actor_of(caller),
+                "file.create",
+                row,
                 tenant=row.tenant,
                 bytes=written,
                 purpose=purpose,
@@ -119,7 +119,7 @@ def delete_file(*, caller: Caller, public_id: str) -> None:
     row = access_file(caller, public_id)
     if needed_by_batches().filter(input_file_id=public_id).exists():
         raise Conflict("A batch that has not ended needs this file.")
-    log_action(actor=actor_of(caller), action="file.delete", target=row, tenant=row.tenant)
+    log_action(actor_of(caller), "file.delete", row, tenant=row.tenant)
     row.delete()
     transaction.on_commit(partial(remove_blob, caller.tenant_id, public_id))
 
@@ -211,9 +211,7 @@ def create_upload(
         expires_at=timezone.now() + LIFETIME,
         **ownership_fields(caller),
     )
-    log_action(
-        actor=actor_of(caller), action="upload.create", target=row, tenant=row.tenant, bytes=size
-    )
+    log_action(actor_of(caller), "upload.create", row, tenant=row.tenant, bytes=size)
     return row
 
 
@@ -290,7 +288,7 @@ def cancel_upload(*, caller: Caller, public_id: str) -> StoredUpload:
         raise Conflict("The upload is already closed.")
     row.status = UploadStatus.CANCELLED
     _drop_parts(row)
-    log_action(actor=actor_of(caller), action="upload.cancel", target=row, tenant=row.tenant)
+    log_action(actor_of(caller), "upload.cancel", row, tenant=row.tenant)
     return row
 
 

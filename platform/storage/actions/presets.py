@@ -32,7 +32,7 @@ def save_preset(
     created the preset, for roles below admin; `InvalidRequest`; `Conflict` beyond `MAX_PRESETS`,
     and if another user creates one with this name at the same time.
     """
-    require_role(to_actor(actor), tenant, Role.MEMBER)
+    require_role(actor, tenant, Role.MEMBER)
     line = single_line(name)
     if not 0 < len(line) <= MAX_PRESET_NAME_CHARS:
         raise InvalidRequest(
@@ -57,7 +57,7 @@ def save_preset(
         row = PlaygroundPreset(public_id=new_id("preset-"), tenant=tenant, user=actor, name=line)
     row.prompt, row.options = prompt, checked
     save_valid(row, unchecked=("tenant", "user"))
-    log_action(actor=to_actor(actor), action="preset.save", target=row, tenant=tenant, name=line)
+    log_action(to_actor(actor), "preset.save", row, tenant=tenant, name=line)
     return row
 
 
@@ -66,9 +66,7 @@ def delete_preset(*, actor: User, public_id: str) -> None:
     """Delete a preset. Raises `NotFound`; `PermissionDenied` as `save_preset` does."""
     row = access_preset(actor, public_id)
     _check_may_change(actor, row)
-    log_action(
-        actor=to_actor(actor), action="preset.delete", target=row, tenant=row.tenant, name=row.name
-    )
+    log_action(to_actor(actor), "preset.delete", row, tenant=row.tenant, name=row.name)
     row.delete()
 
 

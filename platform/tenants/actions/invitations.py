@@ -62,9 +62,9 @@ def invite(
     for earlier in _open(tenant, email).exclude(pk=invitation.pk).select_for_update():
         revoke_invitation_of(actor, earlier)
     log_action(
-        actor=actor,
-        action="invitation.create",
-        target=invitation,
+        actor,
+        "invitation.create",
+        invitation,
         tenant=tenant,
         role=new_role,
         expires_at=invitation.expires_at,
@@ -75,8 +75,7 @@ def invite(
 @transaction.atomic
 def revoke_invitation(*, actor: Actor | User, invitation: Invitation) -> Invitation:
     """Revoke an invitation's link. Revoking twice changes nothing."""
-    actor = to_actor(actor)
-    require_manager_of(actor, invitation.tenant, Role(invitation.role))
+    actor = require_manager_of(actor, invitation.tenant, Role(invitation.role))
     row = _locked(pk=invitation.pk)
     if row.state() == "open":
         revoke_invitation_of(actor, row)
@@ -106,9 +105,9 @@ def accept_invitation(*, user: User, token: str) -> Invitation:
     invitation.accepted_at, invitation.accepted_by = timezone.now(), user
     invitation.save(update_fields=["accepted_at", "accepted_by"])
     log_action(
-        actor=to_actor(user),
-        action="invitation.accept",
-        target=invitation,
+        to_actor(user),
+        "invitation.accept",
+        invitation,
         tenant=invitation.tenant,
         role=invitation.role,
     )

@@ -120,13 +120,13 @@ def create_key(
     _check_not_broader(actor, key)
     save_valid(key)
     log_action(
-        actor=actor,
-        action="api_key.create",
-        target=key,
+        actor,
+        "api_key.create",
+        key,
         tenant=tenant,
         scopes=checked_scopes,
         expires_at=expires_at,
-        **({"service_account": service_account.name} if service_account else {}),
+        **{"service_account": service_account.name} if service_account else {},
         **{name: value for name in KEY_LIMIT_FIELDS if (value := getattr(key, name))},
     )
     return NewKey(key, secret)
@@ -261,9 +261,9 @@ def _end_within(actor: Actor, key: ApiKey, overlap: timedelta) -> None:
     key.expires_at = end if expires_at is None else min(expires_at, end)
     key.save(update_fields=["expires_at"])
     log_action(
-        actor=actor,
-        action="api_key.rotate",
-        target=key,
+        actor,
+        "api_key.rotate",
+        key,
         tenant=key.tenant,
         changes={"expires_at": [expires_at, key.expires_at]},
     )
@@ -273,7 +273,7 @@ def _end_within(actor: Actor, key: ApiKey, overlap: timedelta) -> None:
 def _revoke(actor: Actor, key: ApiKey) -> None:
     key.revoked_at = timezone.now()
     key.save(update_fields=["revoked_at"])
-    log_action(actor=actor, action="api_key.revoke", target=key, tenant=key.tenant)
+    log_action(actor, "api_key.revoke", key, tenant=key.tenant)
     transaction.on_commit(partial(api_key_changed.send, sender=ApiKey, key=key))
 
 
@@ -306,7 +306,7 @@ def revoke_invitation_of(actor: Actor, invitation: Invitation) -> None:
     """Revoke an invitation. The caller has checked the actor's permission."""
     invitation.revoked_at = timezone.now()
     invitation.save(update_fields=["revoked_at"])
-    log_action(actor=actor, action="invitation.revoke", target=invitation, tenant=invitation.tenant)
+    log_action(actor, "invitation.revoke", invitation, tenant=invitation.tenant)
 
 
 @receiver(pre_delete, sender=User, dispatch_uid="tenants.offboarding")

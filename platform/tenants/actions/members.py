@@ -41,9 +41,9 @@ def create_service_account(
     account = ServiceAccount(tenant=tenant, name=name, role=checked_role, created_by=actor.user)
     save_valid(account)
     log_action(
-        actor=actor,
-        action="service_account.create",
-        target=account,
+        actor,
+        "service_account.create",
+        account,
         tenant=tenant,
         changes={"name": [None, name], "role": [None, checked_role]},
     )
@@ -74,11 +74,7 @@ def update_service_account(
     if difference:
         save_valid(account)
         log_action(
-            actor=actor,
-            action="service_account.update",
-            target=account,
-            tenant=account.tenant,
-            changes=difference,
+            actor, "service_account.update", account, tenant=account.tenant, changes=difference
         )
         _send_signal_on_commit(account.tenant)
     return account
@@ -95,9 +91,9 @@ def retire_service_account(*, actor: Actor | User, account: ServiceAccount) -> S
         account.active = False
         account.save(update_fields=["active"])
         log_action(
-            actor=actor,
-            action="service_account.retire",
-            target=account,
+            actor,
+            "service_account.retire",
+            account,
             tenant=account.tenant,
             changes={"active": [True, False]},
         )
@@ -129,9 +125,9 @@ def add_member(*, actor: Actor | User, tenant: Tenant, user: User, role: str) ->
         raise Conflict(f"{user} is a member of {tenant.slug} already.")
     membership = Membership.objects.create(tenant=tenant, user=user, role=checked_role)
     log_action(
-        actor=actor,
-        action="member.add",
-        target=membership,
+        actor,
+        "member.add",
+        membership,
         tenant=tenant,
         user=user.get_username(),
         changes={"role": [None, checked_role]},
@@ -162,9 +158,9 @@ def change_role(*, actor: Actor | User, membership: Membership, role: str) -> Me
     if new_role.rank < previous_role.rank:
         revoke_access(actor=actor, user=membership.user, tenant=membership.tenant)
     log_action(
-        actor=actor,
-        action="member.change_role",
-        target=membership,
+        actor,
+        "member.change_role",
+        membership,
         tenant=membership.tenant,
         changes={"role": [previous_role, new_role]},
     )
@@ -185,9 +181,9 @@ def remove_member(*, actor: Actor | User, membership: Membership) -> None:
         require_manager_of(actor, tenant, Role(membership.role))
     revoke_access(actor=actor, user=user, tenant=tenant)
     log_action(
-        actor=actor,
-        action="member.remove",
-        target=membership,
+        actor,
+        "member.remove",
+        membership,
         tenant=tenant,
         user=user.get_username(),
         changes={"role": [membership.role, None]},

@@ -34,7 +34,7 @@ def log_export(*, actor: Actor | User, tenant: Tenant) -> None:
     Raises: `NotFound`, `PermissionDenied` unless the actor is an owner in person or an operator.
     """
     actor = _owner(actor, tenant)
-    log_action(actor=actor, action="tenant.export", target=tenant, tenant=tenant)
+    log_action(actor, "tenant.export", tenant, tenant=tenant)
 
 
 @transaction.atomic
@@ -54,7 +54,7 @@ def erase_tenant(*, actor: Actor | User, tenant: Tenant, confirm: str) -> Tenant
         raise InvalidRequest(f"Type the tenant's short name, {tenant.slug}.", param="confirm")
     tenant = Tenant.objects.select_for_update().get(pk=tenant.pk)
     if tenant.erase_requested_at is None:
-        log_action(actor=actor, action="tenant.erase", target=tenant, tenant=tenant)
+        log_action(actor, "tenant.erase", tenant, tenant=tenant)
         for member in Membership.objects.filter(tenant=tenant).select_related("user"):
             revoke_access(actor=actor, user=member.user, tenant=tenant)
         tenant.active, tenant.erase_requested_at = False, timezone.now()
@@ -82,13 +82,7 @@ def erase_tenant_data(*, tenant: Tenant) -> dict[str, int]:
             row.allowed_models = []
             row.save()
         if removed:
-            log_action(
-                actor=SYSTEM_ACTOR,
-                action="tenant.remove_data",
-                target=row,
-                tenant=row,
-                **removed,
-            )
+            log_action(SYSTEM_ACTOR, "tenant.remove_data", row, tenant=row, **removed)
     return removed
 
 
@@ -100,8 +94,7 @@ def run_pending_erasures() -> int:
 
 
 def _owner(actor: Actor | User, tenant: Tenant) -> Actor:
-    actor = to_actor(actor)
-    require_role(actor, tenant, Role.OWNER)
+    actor = require_role(actor, tenant, Role.OWNER)
     if actor.key is not None and not actor.is_operator:
         raise PermissionDenied("Only an owner who is logged in may do this, not a key.")
     return actor
@@ -173,8 +166,7 @@ def create_tenant(
 
     Raises: `PermissionDenied`, `InvalidRequest` (with `param`), `Conflict` when the slug is taken.
     """
-    actor = to_actor(actor)
-    require_operator(actor)
+    actor = require_operator(actor)
     if unknown := set(limits).difference(LIMITS, OWNER_FIELDS):
         raise InvalidRequest(
             f"Unknown tenant setting {sorted(unknown)[0]!r}.", param=sorted(unknown)[0]
@@ -190,9 +182,9 @@ def create_tenant(
     if owner is not None:
         Membership.objects.create(tenant=tenant, user=owner, role=Role.OWNER)
     log_action(
-        actor=actor,
-        action="tenant.create",
-        target=tenant,
+        actor,
+        "tenant.create",
+        tenant,
         tenant=tenant,
         owner=owner.get_username() if owner else None,
         **limits,
@@ -218,9 +210,7 @@ def update_tenant(*, actor: Actor | User, tenant: Tenant, **changes: Any) -> Ten
         save_valid(tenant)
         if {"kv_reserved_fraction", "kv_max_fraction"} & set(difference):
             validate_kv_quota(tenant)
-        log_action(
-            actor=actor, action="tenant.update", target=tenant, tenant=tenant, changes=difference
-        )
+        log_action(actor, "tenant.update", tenant, tenant=tenant, changes=difference)
         _send_signal_on_commit(tenant)
     return tenant
 
@@ -231,8 +221,7 @@ def set_tenant_active(*, actor: Actor | User, tenant: Tenant, active: bool) -> T
 
     Raises: `PermissionDenied`; `Conflict` for an erased one.
     """
-    actor = to_actor(actor)
-    require_operator(actor)
+    actor = require_operator(actor)
     tenant = Tenant.objects.select_for_update().get(pk=tenant.pk)
     if active and tenant.erase_requested_at is not None:
         raise Conflict("This tenant is erased.")
@@ -242,7 +231,7 @@ def set_tenant_active(*, actor: Actor | User, tenant: Tenant, active: bool) -> T
         if active:
             validate_kv_quota(tenant)
         verb = "tenant.activate" if active else "tenant.deactivate"
-        log_action(actor=actor, action=verb, target=tenant, tenant=tenant)
+        log_action(actor, verb, tenant, tenant=tenant)
         _send_signal_on_commit(tenant)
     return tenant
 
@@ -250,12 +239,11 @@ def set_tenant_active(*, actor: Actor | User, tenant: Tenant, active: bool) -> T
 @transaction.atomic
 def rotate_cache_salt(*, actor: Actor | User, tenant: Tenant) -> Tenant:
     """Give the tenant a new cache namespace, so that nothing cached before is ever hit again."""
-    actor = to_actor(actor)
-    require_role(actor, tenant, Role.OWNER)
+    actor = require_role(actor, tenant, Role.OWNER)
     tenant = Tenant.objects.select_for_update().get(pk=tenant.pk)
     tenant.salt = new_salt()
     tenant.save(update_fields=["salt"])
-    log_action(actor=actor, action="tenant.rotate_cache_salt", target=tenant, tenant=tenant)
+    log_action(actor, "tenant.rotate_cache_salt", tenant, tenant=tenant)
     _send_signal_on_commit(tenant)
     return tenant
 

@@ -64,7 +64,7 @@ def create_user(
     save_valid(user, unchecked=("password",))
     fields = {name: [None, getattr(user, name)] for name in (*PROFILE, *ROLE_FIELDS)}
     changes = {name: pair for name, pair in fields.items() if pair[1]}
-    log_action(actor=actor, action="user.create", target=user, changes=changes)
+    log_action(actor, "user.create", user, changes=changes)
     return user
 
 
@@ -96,7 +96,7 @@ def update_user(*, actor: Actor | User, user: User, **changes: Any) -> User:
             check_last_owner(owned.tenant)
     if any(difference.get(name, [None])[-1] is False for name in ("is_active", *ROLE_FIELDS)):
         revoke_access(actor=actor, user=user)
-    log_action(actor=actor, action="user.update", target=user, changes=difference)
+    log_action(actor, "user.update", user, changes=difference)
     return user
 
 
@@ -109,8 +109,7 @@ def set_staff_rights(
     permissions: Iterable[Permission],
 ) -> None:
     """Set a user's groups and permissions in the admin. For operators."""
-    actor = to_actor(actor)
-    require_operator(actor)
+    actor = require_operator(actor)
     user = _locked(user)
     previous_rights = _rights(user)
     user.groups.set(groups)
@@ -122,7 +121,7 @@ def set_staff_rights(
         if previous_rights[name] != after[name]
     }
     if difference:
-        log_action(actor=actor, action="user.update", target=user, changes=difference)
+        log_action(actor, "user.update", user, changes=difference)
 
 
 @transaction.atomic
@@ -138,7 +137,7 @@ def set_password(*, actor: Actor | User, user: User, password: str | None) -> Us
     _set_password(user, password)
     user.save(update_fields=["password"])
     end_sessions(user)
-    log_action(actor=actor, action="user.set_password", target=user)
+    log_action(actor, "user.set_password", user)
     return user
 
 
@@ -154,9 +153,9 @@ def delete_user(*, actor: Actor | User, user: User) -> None:
     revoke_access(actor=actor, user=user)
     roles = dict(Membership.objects.filter(user=user).values_list("tenant__slug", "role"))
     log_action(
-        actor=actor,
-        action="user.delete",
-        target=user,
+        actor,
+        "user.delete",
+        user,
         changes={name: [getattr(user, name), None] for name in (*PROFILE, *ROLE_FIELDS)},
         roles=roles,
     )
