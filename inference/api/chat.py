@@ -62,8 +62,6 @@ _NOT_IN_BATCHES: dict[str, tuple[Any, ...]] = {
 
 
 class ChatBatchView(GatewayView):
-    """Answers a list of conversations with the same settings."""
-
     schema = EndpointSchema(
         "Chat",
         post=Endpoint(
@@ -260,8 +258,6 @@ class CompletionUpdate(StrictModel):
 
 
 class StoredCompletionsView(ChatCompletionsView):
-    """Create a chat completion, list stored ones."""
-
     schema = EndpointSchema(
         "Chat",
         get=Endpoint(
@@ -324,8 +320,6 @@ def _parse_metadata_query(request: GatewayRequest) -> dict[str, str]:
 
 
 class StoredCompletionView(GatewayView):
-    """One stored completion."""
-
     schema = EndpointSchema(
         "Chat",
         get=Endpoint("Read a stored answer", objects.ChatCompletion),
@@ -362,8 +356,6 @@ class StoredCompletionView(GatewayView):
 
 
 class CompletionMessagesView(GatewayView):
-    """Input messages of a stored completion."""
-
     schema = EndpointSchema(
         "Chat",
         get=Endpoint(

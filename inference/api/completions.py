@@ -267,8 +267,6 @@ class CompletionStreamWriter(EventWriter[OutputDelta]):
 
 
 class CompletionsView(GatewayView):
-    """Completes prompts, in one answer or as a stream."""
-
     schema = EndpointSchema(
         "Completions",
         post=Endpoint(

@@ -88,8 +88,6 @@ def _item(row: ConversationItem) -> dict[str, Any]:
 
 
 class ConversationsView(GatewayView):
-    """Create a conversation."""
-
     schema = EndpointSchema(
         "Conversations",
         post=Endpoint(
@@ -114,8 +112,6 @@ class ConversationsView(GatewayView):
 
 
 class ConversationView(GatewayView):
-    """One conversation."""
-
     schema = EndpointSchema(
         "Conversations",
         get=Endpoint("Read a conversation's metadata", objects.ConversationObject),
@@ -154,8 +150,6 @@ class ConversationView(GatewayView):
 
 
 class ConversationItemsView(GatewayView):
-    """A conversation's items."""
-
     schema = EndpointSchema(
         "Conversations",
         get=Endpoint(
@@ -196,8 +190,6 @@ class ConversationItemsView(GatewayView):
 
 
 class ConversationItemView(GatewayView):
-    """One item."""
-
     schema = EndpointSchema(
         "Conversations",
         get=Endpoint("Read an item", objects.ConversationItem),

@@ -163,8 +163,6 @@ _FORM: dict[str, Any] = {
 
 
 class FilesView(GatewayView):
-    """Upload a file, list files."""
-
     schema = EndpointSchema(
         "Files",
         get=Endpoint(
@@ -214,8 +212,6 @@ def _listed(caller: Caller, page_query: PageQuery, purpose: str | None) -> bytes
 
 
 class FileView(GatewayView):
-    """One file."""
-
     schema = EndpointSchema(
         "Files",
         get=Endpoint("Read a file's facts", objects.StoredFileObject),
@@ -234,8 +230,6 @@ class FileView(GatewayView):
 
 
 class FileContentView(GatewayView):
-    """A file's bytes."""
-
     schema = EndpointSchema(
         "Files",
         get=Endpoint(

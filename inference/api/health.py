@@ -41,8 +41,6 @@ from inference.web.views import GatewayRequest, GatewayView, json_response
 
 
 class VersionView(GatewayView):
-    """The version of Quire."""
-
     schema = EndpointSchema("Service", get=Endpoint("The version", objects.Version))
     public = True
 

@@ -82,8 +82,6 @@ def model_object(card: ModelCard) -> dict[str, Any]:
 
 
 class ModelsView(DualFormatView):
-    """The models that the caller may use."""
-
     schema = EndpointSchema(
         "Models", get=Endpoint("List models", objects.ModelList, operation_id="v1_models_list")
     )
@@ -98,8 +96,6 @@ class ModelsView(DualFormatView):
 
 
 class ModelView(DualFormatView):
-    """One model."""
-
     schema = EndpointSchema("Models", get=Endpoint("Read a model's facts", objects.Model))
     required_scope = "models:read"
 

@@ -206,8 +206,6 @@ async def _send_command(
 
 
 class LoadView(OperatorView):
-    """Load of the replicas."""
-
     schema = EndpointSchema("Operator", get=Endpoint("How many requests run and wait", Load))
 
     async def get(self, request: GatewayRequest) -> HttpResponseBase:
@@ -241,8 +239,6 @@ def _public_settings(settings: QuireSettings) -> dict[str, Any]:
 
 
 class ServerInfoView(OperatorView):
-    """Versions, models and settings of this installation."""
-
     schema = EndpointSchema("Operator", get=Endpoint("Settings and replicas", ServerInfo))
 
     async def get(self, request: GatewayRequest) -> HttpResponseBase:
@@ -271,8 +267,6 @@ MAX_IDS = 10_000
 
 
 class PauseView(OperatorView):
-    """Makes replicas accept no new requests, or stop computing."""
-
     schema = EndpointSchema(
         "Operator",
         post=command_endpoint(
@@ -294,8 +288,6 @@ class PauseView(OperatorView):
 
 
 class ResumeView(OperatorView):
-    """Resumes paused replicas."""
-
     schema = EndpointSchema("Operator", post=command_endpoint("Resume replicas"))
 
     async def post(self, request: GatewayRequest) -> HttpResponseBase:
@@ -304,8 +296,6 @@ class ResumeView(OperatorView):
 
 
 class IsPausedView(OperatorView):
-    """Whether replicas are paused."""
-
     schema = EndpointSchema(
         "Operator",
         get=Endpoint("Whether any replica is paused", IsPaused, parameters=(MODEL_PARAMETER,)),
@@ -327,8 +317,6 @@ class AbortBody(StrictModel):
 
 
 class AbortRequestsView(OperatorView):
-    """Aborts running or waiting requests."""
-
     schema = EndpointSchema("Operator", post=command_endpoint("Abort requests", AbortBody))
 
     async def post(self, request: GatewayRequest) -> HttpResponseBase:
@@ -345,8 +333,6 @@ PATHS = ("vocab_file", "merges_file", "name_or_path")
 
 
 class StartProfileView(OperatorView):
-    """Starts a profile of replicas' computations."""
-
     schema = EndpointSchema("Operator", post=command_endpoint("Start a profile"))
 
     async def post(self, request: GatewayRequest) -> HttpResponseBase:
@@ -355,8 +341,6 @@ class StartProfileView(OperatorView):
 
 
 class StopProfileView(OperatorView):
-    """Stops the profile."""
-
     schema = EndpointSchema(
         "Operator", post=command_endpoint("Stop the profile and write the trace")
     )
@@ -376,8 +360,6 @@ class RpcBody(StrictModel):
 
 
 class CollectiveRpcView(OperatorView):
-    """Runs a method on all replicas."""
-
     schema = EndpointSchema(
         "Operator", post=command_endpoint("Run a method on all replicas", RpcBody)
     )
@@ -390,8 +372,6 @@ class CollectiveRpcView(OperatorView):
 
 
 class TokenizerInfoView(OperatorView):
-    """Contents of a model's tokenizer files."""
-
     schema = EndpointSchema(
         "Operator",
         get=Endpoint(
@@ -415,8 +395,6 @@ SLEEP_TIMEOUT_S = 300.0
 
 
 class SleepView(OperatorView):
-    """Puts replicas to sleep, which frees their memory."""
-
     schema = EndpointSchema(
         "Operator",
         post=command_endpoint(
@@ -435,8 +413,6 @@ class SleepView(OperatorView):
 
 
 class WakeUpView(OperatorView):
-    """Wakes sleeping replicas up."""
-
     schema = EndpointSchema(
         "Operator",
         post=command_endpoint(
@@ -458,8 +434,6 @@ class WakeUpView(OperatorView):
 
 
 class IsSleepingView(OperatorView):
-    """Whether replicas are asleep."""
-
     schema = EndpointSchema(
         "Operator",
         get=Endpoint("Whether any replica sleeps", IsSleeping, parameters=(MODEL_PARAMETER,)),

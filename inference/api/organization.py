@@ -295,8 +295,6 @@ class ReportView(GatewayView):
 
 
 class CompletionsUsageView(ReportView):
-    """Tokens of all generating endpoints."""
-
     schema = report_schema(
         "Sum up the usage of generating endpoints", ReportView.widths, ReportView.groups
     )
@@ -329,8 +327,6 @@ class CompletionsUsageView(ReportView):
 
 
 class EmbeddingsUsageView(ReportView):
-    """Tokens of all endpoints that embed, score or classify."""
-
     schema = report_schema(
         "Sum up the usage of pooling endpoints", ReportView.widths, ReportView.groups
     )
@@ -355,8 +351,6 @@ class EmbeddingsUsageView(ReportView):
 
 
 class CostsView(ReportView):
-    """Costs by day. A line item is a model."""
-
     groups = ("project_id", "user_id", "line_item", "api_key_id", "adapter")
     widths = ("1d",)
     schema = report_schema("Sum up costs", widths, groups)

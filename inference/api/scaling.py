@@ -90,8 +90,6 @@ async def _has_replicas(client: EngineClient, model: str, size: int) -> bool:
 
 
 class IsScalingView(OperatorView):
-    """Reports whether replicas are being started or stopped."""
-
     schema = EndpointSchema("Operator", post=Endpoint("Whether replicas come or go", IsScaling))
 
     async def post(self, request: GatewayRequest) -> HttpResponseBase:
@@ -103,8 +101,6 @@ class IsScalingView(OperatorView):
 
 
 class WorldSizeView(OperatorView):
-    """Reports the number of processes that share the work."""
-
     schema = EndpointSchema(
         "Operator",
         get=Endpoint(

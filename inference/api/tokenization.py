@@ -88,8 +88,6 @@ async def rendered_chat(chat: ChatRequest, ctx: RequestContext) -> dict[str, Any
 
 
 class ChatRenderView(GatewayView):
-    """A chat completion's prompt."""
-
     schema = EndpointSchema(
         "Tokens", post=Endpoint("See a conversation's tokens", objects.Rendered, ChatRequest)
     )
@@ -102,8 +100,6 @@ class ChatRenderView(GatewayView):
 
 
 class CompletionRenderView(GatewayView):
-    """A completion's prompts."""
-
     schema = EndpointSchema(
         "Tokens", post=Endpoint("See a prompt's tokens", objects.RenderedPrompts, CompletionRequest)
     )
@@ -118,8 +114,6 @@ class CompletionRenderView(GatewayView):
 
 
 class ResponseRenderView(GatewayView):
-    """A response's prompt."""
-
     schema = EndpointSchema(
         "Tokens", post=Endpoint("See an input's tokens", objects.Rendered, ResponsesRequest)
     )
@@ -138,8 +132,6 @@ class ResponseRenderView(GatewayView):
 
 
 class MessagesRenderView(AnthropicView):
-    """A message's prompt."""
-
     schema = EndpointSchema(
         "Tokens", post=Endpoint("See a conversation's tokens", objects.Rendered, MessagesRequest)
     )
@@ -236,8 +228,6 @@ class TokenizeView(GatewayView):
 
 
 class DetokenizeView(GatewayView):
-    """The text of token ids."""
-
     schema = EndpointSchema(
         "Tokens", post=Endpoint("Turn tokens into text", objects.Text, DetokenizeRequest)
     )

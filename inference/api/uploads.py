@@ -62,8 +62,6 @@ def upload_object(row: StoredUpload) -> dict[str, Any]:
 
 
 class UploadsView(GatewayView):
-    """Announce a file."""
-
     schema = EndpointSchema(
         "Files",
         post=Endpoint("Announce a file that comes in parts", objects.UploadObject, UploadRequest),
@@ -98,8 +96,6 @@ _PART: dict[str, Any] = {
 
 
 class UploadPartsView(GatewayView):
-    """A part's bytes."""
-
     schema = EndpointSchema(
         "Files",
         post=Endpoint(
@@ -149,8 +145,6 @@ def _keep(request: GatewayRequest, upload_id: str) -> UploadPart:
 
 
 class UploadCompleteView(GatewayView):
-    """Assembles an upload's parts into a file."""
-
     schema = EndpointSchema(
         "Files",
         post=Endpoint("Make the file from its parts", objects.UploadObject, CompleteRequest),
@@ -170,8 +164,6 @@ class UploadCompleteView(GatewayView):
 
 
 class UploadCancelView(GatewayView):
-    """Cancels an upload."""
-
     schema = EndpointSchema("Files", post=Endpoint("Cancel an upload", objects.UploadObject))
 
     async def post(self, request: GatewayRequest, upload_id: str) -> HttpResponseBase:

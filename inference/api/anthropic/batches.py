@@ -256,8 +256,6 @@ def _moment(moment: datetime | None) -> str | None:
 
 
 class MessageBatchesView(AnthropicView):
-    """Create a batch, list batches."""
-
     schema = EndpointSchema(
         "Messages",
         get=Endpoint(
@@ -355,8 +353,6 @@ def _get_message_batch(request: GatewayRequest, batch_id: str) -> Batch:
 
 
 class MessageBatchView(AnthropicView):
-    """One batch."""
-
     schema = EndpointSchema(
         "Messages",
         get=Endpoint("Read a batch's progress", objects.MessageBatchObject),
@@ -380,8 +376,6 @@ class MessageBatchView(AnthropicView):
 
 
 class MessageBatchCancelView(AnthropicView):
-    """Cancels a batch."""
-
     schema = EndpointSchema("Messages", post=Endpoint("Cancel a batch", objects.MessageBatchObject))
 
     async def post(self, request: GatewayRequest, batch_id: str) -> HttpResponseBase:
@@ -402,8 +396,6 @@ class JsonLinesRenderer(EventStreamRenderer):
 
 
 class MessageBatchResultsView(AnthropicView):
-    """Results of a batch's requests."""
-
     schema = EndpointSchema(
         "Messages",
         get=Endpoint(

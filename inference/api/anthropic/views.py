@@ -57,8 +57,6 @@ class AnthropicView(GatewayView):
 
 
 class MessagesView(AnthropicView):
-    """Continues a conversation, in one message or as a stream."""
-
     schema = EndpointSchema(
         "Messages",
         post=Endpoint(
@@ -118,8 +116,6 @@ async def _message_response(turn: ChatSession, display: ThinkingDisplay) -> Http
 
 
 class CountTokensView(AnthropicView):
-    """Number of tokens of a conversation."""
-
     schema = EndpointSchema(
         "Messages",
         post=Endpoint("Count a conversation's tokens", objects.TokenCount, CountTokensRequest),

@@ -64,8 +64,6 @@ def batch_object(row: Batch) -> dict[str, Any]:
 
 
 class BatchesView(GatewayView):
-    """Create a batch, list batches."""
-
     schema = EndpointSchema(
         "Batches",
         get=Endpoint(
@@ -112,8 +110,6 @@ class BatchesView(GatewayView):
 
 
 class BatchView(GatewayView):
-    """One batch."""
-
     schema = EndpointSchema("Batches", get=Endpoint("Read a batch's progress", objects.BatchObject))
 
     async def get(self, request: GatewayRequest, batch_id: str) -> HttpResponseBase:
@@ -123,8 +119,6 @@ class BatchView(GatewayView):
 
 
 class BatchCancelView(GatewayView):
-    """Cancels a batch."""
-
     schema = EndpointSchema("Batches", post=Endpoint("Cancel a batch", objects.BatchObject))
 
     async def post(self, request: GatewayRequest, batch_id: str) -> HttpResponseBase:

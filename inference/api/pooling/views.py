@@ -87,8 +87,6 @@ class ModerationRequest(PoolingBody):
 
 
 class ModerationsView(GatewayView):
-    """Classifies texts by a moderation model's categories."""
-
     schema = EndpointSchema(
         "Pooling",
         post=Endpoint(
@@ -157,8 +155,6 @@ def moderation_result(labels: list[str], scores: list[float]) -> dict[str, Any]:
 
 
 class EmbeddingsView(GatewayView):
-    """Vectors of texts, as from OpenAI's endpoint."""
-
     schema = EndpointSchema(
         "Pooling",
         post=Endpoint(
@@ -175,8 +171,6 @@ class EmbeddingsView(GatewayView):
 
 
 class PoolingView(GatewayView):
-    """Pools texts with the model's default task, or with `task`."""
-
     schema = EndpointSchema(
         "Pooling",
         post=Endpoint("Pool texts by the model's own task", objects.PooledList, PoolingRequest),
@@ -196,8 +190,6 @@ class PoolingView(GatewayView):
 
 
 class ClassifyView(GatewayView):
-    """Labels of texts."""
-
     schema = EndpointSchema(
         "Pooling", post=Endpoint("Classify texts", objects.PooledList, ClassifyRequest)
     )
@@ -222,8 +214,6 @@ class ClassifyView(GatewayView):
 
 
 class ScoreView(GatewayView):
-    """Similarity of texts: one against several, or pairwise."""
-
     schema = EndpointSchema(
         "Pooling", post=Endpoint("Score pairs of texts", objects.PooledList, ScoreRequest)
     )
@@ -280,8 +270,6 @@ class RerankView(GatewayView):
 
 
 class RerankV2View(RerankView):
-    """Reranking in the format of Cohere's second version."""
-
     schema = EndpointSchema(
         "Pooling", post=Endpoint("Rank documents for a query", objects.Ranking, RerankV2Request)
     )

@@ -64,8 +64,6 @@ class CompactRequest(StrictRequest):
 
 
 class CompactView(GatewayView):
-    """Has the model summarize a conversation."""
-
     schema = EndpointSchema(
         "Responses", post=Endpoint("Shorten a conversation", objects.Compaction, CompactRequest)
     )

@@ -138,8 +138,6 @@ async def start_session(ctx: RequestContext, request: ResponsesRequest) -> ChatS
 
 
 class ResponsesView(GatewayView):
-    """Create a response."""
-
     schema = EndpointSchema(
         "Responses",
         post=Endpoint(
@@ -279,8 +277,6 @@ def _starting_after(request: GatewayRequest) -> int | None:
 
 
 class InputTokensView(GatewayView):
-    """Number of tokens of a request's input."""
-
     schema = EndpointSchema(
         "Responses", post=Endpoint("Count an input's tokens", objects.InputTokens, ResponsesRequest)
     )
@@ -301,8 +297,6 @@ class InputTokensView(GatewayView):
 
 
 class ResponseView(GatewayView):
-    """One stored response."""
-
     schema = EndpointSchema(
         "Responses",
         get=Endpoint(
@@ -339,8 +333,6 @@ class ResponseView(GatewayView):
 
 
 class ResponseCancelView(GatewayView):
-    """Cancels a background response."""
-
     schema = EndpointSchema(
         "Responses", post=Endpoint("Cancel a background response", objects.ResponseObject)
     )
@@ -352,8 +344,6 @@ class ResponseCancelView(GatewayView):
 
 
 class ResponseInputItemsView(GatewayView):
-    """Input items of a response."""
-
     schema = EndpointSchema(
         "Responses",
         get=Endpoint("List a response's input", objects.ItemPage, parameters=PAGE_PARAMETERS),

@@ -26,7 +26,14 @@ from catalog.live_status import live_replicas, residency
 from common.errors import NotFound
 from common.one_time import pop_one_time, store_one_time
 from console.mounting import mounted
-from console.views.base import change_view, current_tenant, json_view, page_view, tenant_context
+from console.views.base import (
+    change_view,
+    current_tenant,
+    json_view,
+    page_view,
+    require_tenant,
+    tenant_context,
+)
 from engine.contract.errors import InvalidRequest, QuireError
 from metering.models import UsageEntry
 from tenants.access import access_role, first_tenant
@@ -91,9 +98,7 @@ def post_action(function: Action) -> Callable[..., HttpResponseBase]:
         user = request.user
         tenant = None
         try:
-            tenant = current_tenant(request)
-            if tenant is None:
-                raise NotFound("You belong to no tenant.")
+            tenant = require_tenant(request)
             if "pk" in kwargs:
                 kwargs["adapter"] = access.access_adapter(user, tenant, kwargs.pop("pk"))
             text = function(request, tenant, **kwargs)

@@ -103,6 +103,14 @@ def current_tenant(request: UserRequest) -> Tenant | None:
     return tenant
 
 
+def require_tenant(request: UserRequest) -> Tenant:
+    """Return the current tenant. Raises: `NotFound` also for a user without any."""
+    tenant = current_tenant(request)
+    if tenant is None:
+        raise NotFound("You belong to no tenant.")
+    return tenant
+
+
 def scope_query(request: UserRequest) -> dict[str, str]:
     """Return the query. If it names no tenant, members get the last viewed one, operators all."""
     query = request.GET.dict()
@@ -145,9 +153,7 @@ def post_action(page: str, show: Page) -> Callable[[Action], Page]:
         def view(request: UserRequest, **kwargs: Any) -> HttpResponseBase:
             tenant = None
             try:
-                tenant = current_tenant(request)
-                if tenant is None:
-                    raise NotFound("You belong to no tenant.")
+                tenant = require_tenant(request)
                 return redirect_with_message(
                     request, page, tenant, **function(request, tenant, **kwargs)
                 )

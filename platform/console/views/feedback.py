@@ -7,9 +7,8 @@ from typing import Any
 from django.conf import settings
 from django.http.response import HttpResponseBase
 
-from common.errors import NotFound
 from common.files import download
-from console.views.base import current_tenant, page_view
+from console.views.base import page_view, require_tenant
 from console.views.playground import json_action
 from engine.contract.errors import InvalidRequest, QuireError
 from inference.errors import error_response
@@ -39,9 +38,7 @@ def feedback(request: UserRequest, name: str) -> dict[str, Any]:
 def export(request: UserRequest) -> HttpResponseBase:
     """The current tenant's feedback as JSON lines."""
     try:
-        tenant = current_tenant(request)
-        if tenant is None:
-            raise NotFound("You belong to no tenant.")
+        tenant = require_tenant(request)
         lines = feedback_lines(request.user, tenant)
     except QuireError as error:
         return error_response(error)

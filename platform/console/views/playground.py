@@ -13,9 +13,8 @@ from django.shortcuts import render
 from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_http_methods
 
-from common.errors import NotFound
 from console.mounting import mounted
-from console.views.base import current_tenant, page_view
+from console.views.base import page_view, require_tenant
 from console.views.batches import write_caller
 from engine.contract.errors import InvalidRequest, QuireError
 from engine.contract.sampling_params import MAX_STOP, MAX_STOP_CHARS
@@ -65,9 +64,7 @@ def json_action(*methods: str) -> Callable[[Answer], View]:
 def conversations(request: UserRequest) -> dict[str, Any]:
     """The user's conversations in `?tenant=` that match `?q=`, before `?before=`; POST creates."""
     user = request.user
-    tenant = current_tenant(request)
-    if tenant is None:
-        raise NotFound("You belong to no tenant.")
+    tenant = require_tenant(request)
     if request.method == "POST":
         created = actions.create_conversation(
             actor=user, tenant=tenant, document=_body(request, "document")["document"]
@@ -117,9 +114,7 @@ def conversation(request: UserRequest, public_id: str) -> dict[str, Any]:
 def presets(request: UserRequest) -> dict[str, Any]:
     """The presets of `?tenant=`; POST saves one: {"name", "prompt", "options"}."""
     user = request.user
-    tenant = current_tenant(request)
-    if tenant is None:
-        raise NotFound("You belong to no tenant.")
+    tenant = require_tenant(request)
     if request.method == "POST":
         body = _body(request, "name", "prompt", "options")
         for name in ("name", "prompt"):
@@ -160,9 +155,7 @@ UNKEPT_PICTURE_S = 86_400
 @json_action("POST")
 def upload_picture(request: UserRequest) -> dict[str, Any]:
     """Store the form's `file` for the messages of a conversation in `?tenant=`."""
-    tenant = current_tenant(request)
-    if tenant is None:
-        raise NotFound("You belong to no tenant.")
+    tenant = require_tenant(request)
     caller = write_caller(request, tenant)
     file = request.FILES.get("file")
     if file is None or not file.size:

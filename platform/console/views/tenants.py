@@ -17,7 +17,6 @@ from django.http.response import HttpResponseBase
 from django.shortcuts import redirect, render
 from django.urls import reverse
 
-from common.errors import NotFound
 from common.files import download
 from common.one_time import pop_one_time, store_one_time
 from console.views.base import (
@@ -25,9 +24,9 @@ from console.views.base import (
     TenantPage,
     change_view,
     cleaned_or_400,
-    current_tenant,
     page_view,
     post_int,
+    require_tenant,
 )
 from engine.contract.errors import QuireError
 from history.queries import reserved_sum
@@ -82,7 +81,7 @@ def export(request: UserRequest) -> HttpResponseBase:
     """Download all of the tenant's data as a ZIP archive."""
     tenant = None
     try:
-        tenant = _require_tenant(request)
+        tenant = require_tenant(request)
         actions.log_export(actor=request.user, tenant=tenant)
     except QuireError as error:
         return data.show(request, tenant, error=error)
@@ -94,20 +93,12 @@ def erase(request: UserRequest) -> HttpResponse:
     """Erase the tenant. This ends its members' sessions, so the view redirects to the login."""
     tenant = None
     try:
-        tenant = _require_tenant(request)
+        tenant = require_tenant(request)
         confirm = request.POST.get("confirm", "")
         actions.erase_tenant(actor=request.user, tenant=tenant, confirm=confirm)
     except QuireError as error:
         return data.show(request, tenant, error=error)
     return redirect("login")
-
-
-def _require_tenant(request: UserRequest) -> Tenant:
-    """The current tenant. Raises: `NotFound`."""
-    tenant = current_tenant(request)
-    if tenant is None:
-        raise NotFound("You belong to no tenant.")
-    return tenant
 
 
 DAYS = 30
