@@ -50,6 +50,7 @@ GROUPS = {
             "run_batch",
             "chaos",
             "migrate",
+            "makemigrations",
             "upgrade",
             "prune_cache",
             "verify_tier",

@@ -8,7 +8,11 @@ from pathlib import Path
 
 import pytest
 from django.core.management import call_command
+from django.core.validators import MinLengthValidator
+from django.db import models
+from django.db.migrations.state import ProjectState
 
+from config.autodetector import DatabaseAutodetector
 from tests.database import NAME, with_tables
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -18,6 +22,26 @@ ROOT = Path(__file__).resolve().parents[2]
 @pytest.mark.django_db
 def test_no_migration_is_missing() -> None:
     call_command("makemigrations", "--check", "--dry-run", verbosity=0)
+
+
+def test_a_fields_words_and_rules_need_no_migration_but_its_length_does() -> None:
+    detector = DatabaseAutodetector(ProjectState(), ProjectState())
+    plain, described, longer = (
+        detector.deep_deconstruct(field)
+        for field in (
+            models.CharField(max_length=3),
+            models.CharField(
+                "code",
+                max_length=3,
+                choices=[("a", "A")],
+                error_messages={"unique": "taken"},
+                help_text="A code.",
+                validators=[MinLengthValidator(2)],
+            ),
+            models.CharField(max_length=4),
+        )
+    )
+    assert plain == described != longer
 
 
 @pytest.mark.system

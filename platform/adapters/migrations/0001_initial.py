@@ -1,4 +1,3 @@
-import django.core.validators
 import django.db.models.deletion
 from django.conf import settings
 from django.db import migrations, models
@@ -17,49 +16,24 @@ class Migration(migrations.Migration):
         migrations.CreateModel(
             name="Adapter",
             fields=[
-                (
-                    "id",
-                    models.BigAutoField(
-                        auto_created=True, primary_key=True, serialize=False, verbose_name="ID"
-                    ),
-                ),
-                (
-                    "name",
-                    models.CharField(
-                        max_length=100,
-                        validators=[
-                            django.core.validators.RegexValidator(
-                                "\\A(?!.*/\\.{0,2}/)[A-Za-z0-9](?:[A-Za-z0-9._@/-]*[A-Za-z0-9])?\\Z",
-                                "Letters, digits and . _ @ / - inside, but neither //, /./ nor /../.",
-                            )
-                        ],
-                    ),
-                ),
+                ("id", models.BigAutoField(auto_created=True, primary_key=True, serialize=False)),
+                ("name", models.CharField(max_length=100)),
                 ("description", models.CharField(blank=True, max_length=300)),
-                (
-                    "pinned",
-                    models.BooleanField(
-                        default=False,
-                        help_text="Whether the adapter stays in every replica's memory.",
-                    ),
-                ),
+                ("pinned", models.BooleanField(default=False)),
                 ("created_at", models.DateTimeField(auto_now_add=True)),
                 ("changed_at", models.DateTimeField(auto_now=True)),
                 (
                     "served_model",
                     models.ForeignKey(
-                        help_text="The model that it was trained on.",
                         on_delete=django.db.models.deletion.PROTECT,
                         related_name="adapters",
                         to="catalog.servedmodel",
-                        verbose_name="base model",
                     ),
                 ),
                 (
                     "tenant",
                     models.ForeignKey(
                         blank=True,
-                        help_text="Empty: shared by all who may use the model.",
                         null=True,
                         on_delete=django.db.models.deletion.PROTECT,
                         related_name="adapters",
@@ -74,24 +48,13 @@ class Migration(migrations.Migration):
         migrations.CreateModel(
             name="AdapterUpload",
             fields=[
-                (
-                    "id",
-                    models.BigAutoField(
-                        auto_created=True, primary_key=True, serialize=False, verbose_name="ID"
-                    ),
-                ),
+                ("id", models.BigAutoField(auto_created=True, primary_key=True, serialize=False)),
                 ("public_id", models.CharField(max_length=64, unique=True)),
-                (
-                    "name",
-                    models.CharField(help_text="Name of the resulting adapter.", max_length=100),
-                ),
+                ("name", models.CharField(max_length=100)),
                 ("description", models.CharField(blank=True, max_length=300)),
-                ("files", models.JSONField(help_text="File name -> bytes.")),
+                ("files", models.JSONField()),
                 ("num_bytes", models.PositiveBigIntegerField()),
-                (
-                    "promote",
-                    models.BooleanField(default=False, help_text="Take it live once it's ready."),
-                ),
+                ("promote", models.BooleanField(default=False)),
                 ("created_at", models.DateTimeField(auto_now_add=True)),
                 ("touched_at", models.DateTimeField(auto_now_add=True)),
                 (
@@ -130,68 +93,18 @@ class Migration(migrations.Migration):
         migrations.CreateModel(
             name="AdapterVersion",
             fields=[
-                (
-                    "id",
-                    models.BigAutoField(
-                        auto_created=True, primary_key=True, serialize=False, verbose_name="ID"
-                    ),
-                ),
-                ("number", models.PositiveIntegerField(help_text="1 for an adapter's first.")),
-                (
-                    "digest",
-                    models.CharField(
-                        blank=True,
-                        db_index=True,
-                        help_text="Sha256 of configuration and weights.",
-                        max_length=64,
-                    ),
-                ),
-                (
-                    "state",
-                    models.CharField(
-                        choices=[
-                            ("fetching", "Being fetched"),
-                            ("uploaded", "Waiting for its check"),
-                            ("validating", "Being checked"),
-                            ("ready", "Ready"),
-                            ("live", "Live"),
-                            ("failed", "Refused"),
-                            ("retired", "Retired"),
-                        ],
-                        db_index=True,
-                        default="uploaded",
-                        max_length=10,
-                    ),
-                ),
-                (
-                    "report",
-                    models.JSONField(blank=True, default=dict, help_text="Result of the check."),
-                ),
-                ("num_bytes", models.PositiveBigIntegerField(default=0, verbose_name="bytes")),
+                ("id", models.BigAutoField(auto_created=True, primary_key=True, serialize=False)),
+                ("number", models.PositiveIntegerField()),
+                ("digest", models.CharField(blank=True, db_index=True, max_length=64)),
+                ("state", models.CharField(db_index=True, default="uploaded", max_length=10)),
+                ("report", models.JSONField(blank=True, default=dict)),
+                ("num_bytes", models.PositiveBigIntegerField(default=0)),
                 ("rank", models.PositiveIntegerField(blank=True, null=True)),
-                (
-                    "source",
-                    models.CharField(
-                        help_text="`upload`, a path, or `hub:` and the repository.", max_length=1000
-                    ),
-                ),
-                (
-                    "promote_to",
-                    models.CharField(
-                        blank=True,
-                        help_text="The alias that it takes over once it's ready.",
-                        max_length=100,
-                    ),
-                ),
+                ("source", models.CharField(max_length=1000)),
+                ("promote_to", models.CharField(blank=True, max_length=100)),
                 ("created_by", models.CharField(blank=True, max_length=200)),
                 ("created_at", models.DateTimeField(auto_now_add=True)),
-                (
-                    "worked_at",
-                    models.DateTimeField(
-                        auto_now_add=True,
-                        help_text="Last heartbeat of the worker that processes it.",
-                    ),
-                ),
+                ("worked_at", models.DateTimeField(auto_now_add=True)),
                 (
                     "adapter",
                     models.ForeignKey(
@@ -208,32 +121,9 @@ class Migration(migrations.Migration):
         migrations.CreateModel(
             name="AdapterAlias",
             fields=[
-                (
-                    "id",
-                    models.BigAutoField(
-                        auto_created=True, primary_key=True, serialize=False, verbose_name="ID"
-                    ),
-                ),
-                (
-                    "name",
-                    models.CharField(
-                        max_length=100,
-                        validators=[
-                            django.core.validators.RegexValidator(
-                                "\\A(?!.*/\\.{0,2}/)[A-Za-z0-9](?:[A-Za-z0-9._@/-]*[A-Za-z0-9])?\\Z",
-                                "Letters, digits and . _ @ / - inside, but neither //, /./ nor /../.",
-                            )
-                        ],
-                    ),
-                ),
-                (
-                    "canary_percent",
-                    models.PositiveSmallIntegerField(
-                        default=0,
-                        help_text="Percentage of the requests for the canary, 0 to 99.",
-                        validators=[django.core.validators.MaxValueValidator(99)],
-                    ),
-                ),
+                ("id", models.BigAutoField(auto_created=True, primary_key=True, serialize=False)),
+                ("name", models.CharField(max_length=100)),
+                ("canary_percent", models.PositiveSmallIntegerField(default=0)),
                 ("changed_at", models.DateTimeField(auto_now=True)),
                 (
                     "adapter",
@@ -265,7 +155,6 @@ class Migration(migrations.Migration):
                     "canary",
                     models.ForeignKey(
                         blank=True,
-                        help_text="Canary version, which gets a share of the requests.",
                         null=True,
                         on_delete=django.db.models.deletion.PROTECT,
                         related_name="canary_as",
@@ -276,7 +165,6 @@ class Migration(migrations.Migration):
                     "previous",
                     models.ForeignKey(
                         blank=True,
-                        help_text="Version that a rollback returns to.",
                         null=True,
                         on_delete=django.db.models.deletion.SET_NULL,
                         related_name="+",

@@ -15,19 +15,9 @@ class Migration(migrations.Migration):
         migrations.CreateModel(
             name="PoolSample",
             fields=[
-                (
-                    "id",
-                    models.BigAutoField(
-                        auto_created=True, primary_key=True, serialize=False, verbose_name="ID"
-                    ),
-                ),
-                ("width", models.PositiveIntegerField(help_text="Seconds.")),
-                (
-                    "start",
-                    models.BigIntegerField(
-                        help_text="Seconds since 1970, a multiple of the width."
-                    ),
-                ),
+                ("id", models.BigAutoField(auto_created=True, primary_key=True, serialize=False)),
+                ("width", models.PositiveIntegerField()),
+                ("start", models.BigIntegerField()),
                 ("model", models.CharField(max_length=200)),
                 ("replicas", models.FloatField(default=0)),
                 ("running", models.FloatField(default=0)),
@@ -47,19 +37,9 @@ class Migration(migrations.Migration):
         migrations.CreateModel(
             name="TrafficSample",
             fields=[
-                (
-                    "id",
-                    models.BigAutoField(
-                        auto_created=True, primary_key=True, serialize=False, verbose_name="ID"
-                    ),
-                ),
-                ("width", models.PositiveIntegerField(help_text="Seconds.")),
-                (
-                    "start",
-                    models.BigIntegerField(
-                        help_text="Seconds since 1970, a multiple of the width."
-                    ),
-                ),
+                ("id", models.BigAutoField(auto_created=True, primary_key=True, serialize=False)),
+                ("width", models.PositiveIntegerField()),
+                ("start", models.BigIntegerField()),
                 ("model", models.CharField(max_length=200)),
                 ("adapter", models.CharField(default="", max_length=100)),
                 ("requests", models.PositiveBigIntegerField(default=0)),
@@ -96,19 +76,9 @@ class Migration(migrations.Migration):
         migrations.CreateModel(
             name="Alert",
             fields=[
-                (
-                    "id",
-                    models.BigAutoField(
-                        auto_created=True, primary_key=True, serialize=False, verbose_name="ID"
-                    ),
-                ),
+                ("id", models.BigAutoField(auto_created=True, primary_key=True, serialize=False)),
                 ("rule", models.CharField(max_length=40)),
-                (
-                    "subject",
-                    models.CharField(
-                        help_text="What it is about, such as a replica.", max_length=255
-                    ),
-                ),
+                ("subject", models.CharField(max_length=255)),
                 ("text", models.TextField()),
                 ("started_at", models.DateTimeField(default=django.utils.timezone.now)),
                 ("finished_at", models.DateTimeField(blank=True, null=True)),
@@ -132,34 +102,16 @@ class Migration(migrations.Migration):
         migrations.CreateModel(
             name="BenchmarkRun",
             fields=[
-                (
-                    "id",
-                    models.BigAutoField(
-                        auto_created=True, primary_key=True, serialize=False, verbose_name="ID"
-                    ),
-                ),
+                ("id", models.BigAutoField(auto_created=True, primary_key=True, serialize=False)),
                 ("public_id", models.CharField(max_length=64, unique=True)),
-                (
-                    "status",
-                    models.CharField(
-                        choices=[
-                            ("queued", "Queued"),
-                            ("running", "Running"),
-                            ("completed", "Completed"),
-                            ("stopped", "Stopped"),
-                            ("failed", "Failed"),
-                        ],
-                        default="queued",
-                        max_length=10,
-                    ),
-                ),
+                ("status", models.CharField(default="queued", max_length=10)),
                 ("levels", models.JSONField()),
                 ("input_tokens", models.PositiveIntegerField()),
                 ("output_tokens", models.PositiveIntegerField()),
                 ("num_requests", models.PositiveIntegerField()),
                 ("results", models.JSONField(default=list)),
                 ("error", models.TextField(blank=True)),
-                ("created_by", models.CharField(help_text="Label of the actor.", max_length=200)),
+                ("created_by", models.CharField(max_length=200)),
                 ("created_at", models.DateTimeField(default=django.utils.timezone.now)),
                 ("finished_at", models.DateTimeField(blank=True, null=True)),
                 ("lease_owner", models.CharField(blank=True, default="", max_length=64)),

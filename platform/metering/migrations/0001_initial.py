@@ -1,6 +1,3 @@
-from decimal import Decimal
-
-import django.core.validators
 import django.db.models.deletion
 import django.db.models.functions.comparison
 from django.conf import settings
@@ -19,78 +16,16 @@ class Migration(migrations.Migration):
         migrations.CreateModel(
             name="Price",
             fields=[
-                (
-                    "id",
-                    models.BigAutoField(
-                        auto_created=True, primary_key=True, serialize=False, verbose_name="ID"
-                    ),
-                ),
-                (
-                    "model",
-                    models.CharField(help_text="Model or adapter name in the API.", max_length=200),
-                ),
+                ("id", models.BigAutoField(auto_created=True, primary_key=True, serialize=False)),
+                ("model", models.CharField(max_length=200)),
                 ("valid_from", models.DateTimeField()),
-                (
-                    "input_per_million",
-                    models.DecimalField(
-                        decimal_places=6,
-                        help_text="A million prompt tokens that were computed.",
-                        max_digits=14,
-                        validators=[
-                            django.core.validators.MinValueValidator(Decimal("0")),
-                            django.core.validators.MaxValueValidator(Decimal("1000000")),
-                        ],
-                    ),
-                ),
-                (
-                    "cached_per_million",
-                    models.DecimalField(
-                        decimal_places=6,
-                        help_text="A million prompt tokens from the prefix cache.",
-                        max_digits=14,
-                        validators=[
-                            django.core.validators.MinValueValidator(Decimal("0")),
-                            django.core.validators.MaxValueValidator(Decimal("1000000")),
-                        ],
-                    ),
-                ),
-                (
-                    "output_per_million",
-                    models.DecimalField(
-                        decimal_places=6,
-                        help_text="A million output tokens.",
-                        max_digits=14,
-                        validators=[
-                            django.core.validators.MinValueValidator(Decimal("0")),
-                            django.core.validators.MaxValueValidator(Decimal("1000000")),
-                        ],
-                    ),
-                ),
-                (
-                    "per_image",
-                    models.DecimalField(
-                        decimal_places=6,
-                        default=0,
-                        help_text="An image, besides its tokens.",
-                        max_digits=14,
-                        validators=[
-                            django.core.validators.MinValueValidator(Decimal("0")),
-                            django.core.validators.MaxValueValidator(Decimal("1000000")),
-                        ],
-                    ),
-                ),
+                ("input_per_million", models.DecimalField(decimal_places=6, max_digits=14)),
+                ("cached_per_million", models.DecimalField(decimal_places=6, max_digits=14)),
+                ("output_per_million", models.DecimalField(decimal_places=6, max_digits=14)),
+                ("per_image", models.DecimalField(decimal_places=6, default=0, max_digits=14)),
                 (
                     "per_audio_minute",
-                    models.DecimalField(
-                        decimal_places=6,
-                        default=0,
-                        help_text="A minute of audio in which somebody speaks.",
-                        max_digits=14,
-                        validators=[
-                            django.core.validators.MinValueValidator(Decimal("0")),
-                            django.core.validators.MaxValueValidator(Decimal("1000000")),
-                        ],
-                    ),
+                    models.DecimalField(decimal_places=6, default=0, max_digits=14),
                 ),
                 ("created_at", models.DateTimeField(auto_now_add=True)),
             ],
@@ -106,12 +41,7 @@ class Migration(migrations.Migration):
         migrations.CreateModel(
             name="RequestContent",
             fields=[
-                (
-                    "id",
-                    models.BigAutoField(
-                        auto_created=True, primary_key=True, serialize=False, verbose_name="ID"
-                    ),
-                ),
+                ("id", models.BigAutoField(auto_created=True, primary_key=True, serialize=False)),
                 ("request_id", models.CharField(max_length=200, unique=True)),
                 ("prompt", models.TextField()),
                 ("answer", models.TextField()),
@@ -134,12 +64,7 @@ class Migration(migrations.Migration):
         migrations.CreateModel(
             name="Webhook",
             fields=[
-                (
-                    "id",
-                    models.BigAutoField(
-                        auto_created=True, primary_key=True, serialize=False, verbose_name="ID"
-                    ),
-                ),
+                ("id", models.BigAutoField(auto_created=True, primary_key=True, serialize=False)),
                 ("url", models.CharField(max_length=2000)),
                 ("secret", models.CharField(editable=False, max_length=64)),
                 ("created_at", models.DateTimeField(auto_now_add=True)),
@@ -165,12 +90,7 @@ class Migration(migrations.Migration):
         migrations.CreateModel(
             name="WebhookDelivery",
             fields=[
-                (
-                    "id",
-                    models.BigAutoField(
-                        auto_created=True, primary_key=True, serialize=False, verbose_name="ID"
-                    ),
-                ),
+                ("id", models.BigAutoField(auto_created=True, primary_key=True, serialize=False)),
                 ("event_id", models.CharField(max_length=36, unique=True)),
                 ("kind", models.CharField(max_length=60)),
                 ("url", models.CharField(max_length=2000)),
@@ -178,12 +98,7 @@ class Migration(migrations.Migration):
                 ("created_at", models.DateTimeField(auto_now_add=True)),
                 ("attempts", models.PositiveSmallIntegerField(default=0)),
                 ("next_try_at", models.DateTimeField(blank=True, db_index=True, null=True)),
-                (
-                    "status",
-                    models.PositiveSmallIntegerField(
-                        blank=True, help_text="HTTP status of the last attempt.", null=True
-                    ),
-                ),
+                ("status", models.PositiveSmallIntegerField(blank=True, null=True)),
                 ("error", models.CharField(blank=True, max_length=300)),
                 ("delivered_at", models.DateTimeField(blank=True, null=True)),
                 (
@@ -204,84 +119,26 @@ class Migration(migrations.Migration):
         migrations.CreateModel(
             name="Budget",
             fields=[
-                (
-                    "id",
-                    models.BigAutoField(
-                        auto_created=True, primary_key=True, serialize=False, verbose_name="ID"
-                    ),
-                ),
-                (
-                    "model",
-                    models.CharField(
-                        blank=True, help_text="Empty: all models together.", max_length=200
-                    ),
-                ),
-                (
-                    "period",
-                    models.CharField(
-                        choices=[("day", "Day"), ("week", "Week"), ("month", "Month")], max_length=5
-                    ),
-                ),
-                (
-                    "tokens",
-                    models.PositiveBigIntegerField(
-                        blank=True,
-                        help_text="Prompt and output together. Empty: no limit.",
-                        null=True,
-                        validators=[django.core.validators.MaxValueValidator(9007199254740992)],
-                    ),
-                ),
+                ("id", models.BigAutoField(auto_created=True, primary_key=True, serialize=False)),
+                ("model", models.CharField(blank=True, max_length=200)),
+                ("period", models.CharField(max_length=5)),
+                ("tokens", models.PositiveBigIntegerField(blank=True, null=True)),
                 (
                     "amount",
-                    models.DecimalField(
-                        blank=True,
-                        decimal_places=9,
-                        help_text="Money, at the models' prices. Empty: no limit.",
-                        max_digits=16,
-                        null=True,
-                        validators=[
-                            django.core.validators.MinValueValidator(Decimal("0")),
-                            django.core.validators.MaxValueValidator(Decimal("9000000")),
-                        ],
-                    ),
+                    models.DecimalField(blank=True, decimal_places=9, max_digits=16, null=True),
                 ),
-                (
-                    "alert_percent",
-                    models.PositiveSmallIntegerField(
-                        default=80,
-                        help_text="Alert the tenant once per period at this percentage of the budget. 0: never.",
-                        validators=[django.core.validators.MaxValueValidator(100)],
-                    ),
-                ),
-                (
-                    "alerted_for",
-                    models.DateTimeField(
-                        blank=True,
-                        editable=False,
-                        help_text="Start of the last period with a mail alert.",
-                        null=True,
-                    ),
-                ),
-                (
-                    "webhook_for",
-                    models.DateTimeField(
-                        blank=True,
-                        editable=False,
-                        help_text="Start of the last period with a webhook alert.",
-                        null=True,
-                    ),
-                ),
+                ("alert_percent", models.PositiveSmallIntegerField(default=80)),
+                ("alerted_for", models.DateTimeField(blank=True, editable=False, null=True)),
+                ("webhook_for", models.DateTimeField(blank=True, editable=False, null=True)),
                 ("created_at", models.DateTimeField(auto_now_add=True)),
                 (
                     "api_key",
                     models.ForeignKey(
                         blank=True,
-                        help_text="Empty: all keys and people of the tenant together.",
                         null=True,
                         on_delete=django.db.models.deletion.CASCADE,
                         related_name="budgets",
                         to="tenants.apikey",
-                        verbose_name="API key",
                     ),
                 ),
                 (
@@ -312,82 +169,29 @@ class Migration(migrations.Migration):
         migrations.CreateModel(
             name="RequestEntry",
             fields=[
-                (
-                    "id",
-                    models.BigAutoField(
-                        auto_created=True, primary_key=True, serialize=False, verbose_name="ID"
-                    ),
-                ),
-                (
-                    "request_id",
-                    models.CharField(
-                        help_text="ID in the usage ledger; a generated one for rejected requests.",
-                        max_length=200,
-                        unique=True,
-                    ),
-                ),
-                (
-                    "header_id",
-                    models.CharField(
-                        blank=True,
-                        default="",
-                        help_text="`x-request-id`: the client's, or ours.",
-                        max_length=200,
-                    ),
-                ),
-                (
-                    "answer_id",
-                    models.CharField(
-                        blank=True,
-                        default="",
-                        help_text="The answer's own id, such as `resp_...`.",
-                        max_length=200,
-                    ),
-                ),
+                ("id", models.BigAutoField(auto_created=True, primary_key=True, serialize=False)),
+                ("request_id", models.CharField(max_length=200, unique=True)),
+                ("header_id", models.CharField(blank=True, default="", max_length=200)),
+                ("answer_id", models.CharField(blank=True, default="", max_length=200)),
                 ("endpoint", models.CharField(max_length=100)),
                 ("model", models.CharField(blank=True, default="", max_length=200)),
                 ("adapter", models.CharField(blank=True, default="", max_length=100)),
                 ("adapter_digest", models.CharField(blank=True, default="", max_length=64)),
-                (
-                    "status",
-                    models.PositiveSmallIntegerField(
-                        help_text="HTTP status, 499 when the client left."
-                    ),
-                ),
-                (
-                    "code",
-                    models.CharField(
-                        blank=True,
-                        default="",
-                        help_text="Error code of the rejection.",
-                        max_length=60,
-                    ),
-                ),
-                (
-                    "times",
-                    models.PositiveIntegerField(
-                        default=1,
-                        help_text="Number of identical rejections that this row stands for.",
-                    ),
-                ),
+                ("status", models.PositiveSmallIntegerField()),
+                ("code", models.CharField(blank=True, default="", max_length=60)),
+                ("times", models.PositiveIntegerField(default=1)),
                 ("finish_reason", models.CharField(blank=True, default="", max_length=40)),
                 ("stream", models.BooleanField(default=False)),
                 ("started_at", models.DateTimeField()),
-                ("duration_ms", models.FloatField(verbose_name="duration (ms)")),
-                ("ttft_ms", models.FloatField(blank=True, null=True, verbose_name="TTFT (ms)")),
-                ("queue_ms", models.FloatField(default=0.0, verbose_name="queued (ms)")),
+                ("duration_ms", models.FloatField()),
+                ("ttft_ms", models.FloatField(blank=True, null=True)),
+                ("queue_ms", models.FloatField(default=0.0)),
                 ("prompt_tokens", models.PositiveBigIntegerField(default=0)),
                 ("cached_tokens", models.PositiveBigIntegerField(default=0)),
                 ("completion_tokens", models.PositiveBigIntegerField(default=0)),
-                (
-                    "cost_nanos",
-                    models.PositiveBigIntegerField(default=0, verbose_name="cost (1e-9)"),
-                ),
+                ("cost_nanos", models.PositiveBigIntegerField(default=0)),
                 ("replica", models.CharField(blank=True, default="", max_length=200)),
-                (
-                    "detail",
-                    models.TextField(blank=True, default="", help_text="A `RequestTrace` as JSON."),
-                ),
+                ("detail", models.TextField(blank=True, default="")),
                 (
                     "api_key",
                     models.ForeignKey(
@@ -398,7 +202,6 @@ class Migration(migrations.Migration):
                         on_delete=django.db.models.deletion.DO_NOTHING,
                         related_name="+",
                         to="tenants.apikey",
-                        verbose_name="API key",
                     ),
                 ),
                 (
@@ -448,12 +251,7 @@ class Migration(migrations.Migration):
         migrations.CreateModel(
             name="UsageDay",
             fields=[
-                (
-                    "id",
-                    models.BigAutoField(
-                        auto_created=True, primary_key=True, serialize=False, verbose_name="ID"
-                    ),
-                ),
+                ("id", models.BigAutoField(auto_created=True, primary_key=True, serialize=False)),
                 ("key_id", models.BigIntegerField(default=0)),
                 ("user_id", models.BigIntegerField(default=0)),
                 ("model", models.CharField(max_length=200)),
@@ -464,11 +262,8 @@ class Migration(migrations.Migration):
                 ("cached_tokens", models.PositiveBigIntegerField()),
                 ("completion_tokens", models.PositiveBigIntegerField()),
                 ("images", models.PositiveBigIntegerField(default=0)),
-                ("audio_ms", models.PositiveBigIntegerField(default=0, verbose_name="audio (ms)")),
-                (
-                    "cost_nanos",
-                    models.PositiveBigIntegerField(help_text="Cost in 1e-9 of the currency."),
-                ),
+                ("audio_ms", models.PositiveBigIntegerField(default=0)),
+                ("cost_nanos", models.PositiveBigIntegerField()),
                 ("start", models.DateTimeField()),
                 (
                     "tenant",
@@ -502,76 +297,25 @@ class Migration(migrations.Migration):
         migrations.CreateModel(
             name="UsageEntry",
             fields=[
-                (
-                    "id",
-                    models.BigAutoField(
-                        auto_created=True, primary_key=True, serialize=False, verbose_name="ID"
-                    ),
-                ),
+                ("id", models.BigAutoField(auto_created=True, primary_key=True, serialize=False)),
                 ("request_id", models.CharField(max_length=200, unique=True)),
                 ("endpoint", models.CharField(max_length=100)),
                 ("model", models.CharField(max_length=200)),
                 ("adapter", models.CharField(blank=True, default="", max_length=100)),
-                (
-                    "adapter_digest",
-                    models.CharField(
-                        blank=True,
-                        default="",
-                        help_text="Sha256 of the content that answered.",
-                        max_length=64,
-                    ),
-                ),
-                (
-                    "in_place_of",
-                    models.CharField(
-                        blank=True,
-                        default="",
-                        help_text="Requested model, if a fallback answered.",
-                        max_length=200,
-                    ),
-                ),
+                ("adapter_digest", models.CharField(blank=True, default="", max_length=64)),
+                ("in_place_of", models.CharField(blank=True, default="", max_length=200)),
                 ("prompt_tokens", models.PositiveBigIntegerField()),
-                (
-                    "cached_tokens",
-                    models.PositiveBigIntegerField(
-                        help_text="Prompt tokens that came from the prefix cache; part of the prompt tokens."
-                    ),
-                ),
-                (
-                    "image_tokens",
-                    models.PositiveBigIntegerField(
-                        default=0,
-                        help_text="Prompt tokens that stand for images; part of the prompt tokens.",
-                    ),
-                ),
+                ("cached_tokens", models.PositiveBigIntegerField()),
+                ("image_tokens", models.PositiveBigIntegerField(default=0)),
                 ("completion_tokens", models.PositiveBigIntegerField()),
                 ("images", models.PositiveBigIntegerField(default=0)),
-                (
-                    "audio_ms",
-                    models.PositiveBigIntegerField(
-                        default=0,
-                        help_text="Milliseconds in which somebody speaks.",
-                        verbose_name="audio (ms)",
-                    ),
-                ),
-                (
-                    "cost_nanos",
-                    models.PositiveBigIntegerField(
-                        default=0,
-                        help_text="In 1e-9 of the currency, at the prices of its start.",
-                        verbose_name="cost (1e-9)",
-                    ),
-                ),
+                ("audio_ms", models.PositiveBigIntegerField(default=0)),
+                ("cost_nanos", models.PositiveBigIntegerField(default=0)),
                 ("finish_reason", models.CharField(blank=True, max_length=40)),
-                (
-                    "status",
-                    models.PositiveSmallIntegerField(
-                        help_text="HTTP status, 499 when the client left."
-                    ),
-                ),
+                ("status", models.PositiveSmallIntegerField()),
                 ("started_at", models.DateTimeField()),
-                ("ttft_ms", models.FloatField(blank=True, null=True, verbose_name="TTFT (ms)")),
-                ("duration_ms", models.FloatField(verbose_name="duration (ms)")),
+                ("ttft_ms", models.FloatField(blank=True, null=True)),
+                ("duration_ms", models.FloatField()),
                 ("stream", models.BooleanField()),
                 ("recorded_at", models.DateTimeField(auto_now_add=True)),
                 (
@@ -583,7 +327,6 @@ class Migration(migrations.Migration):
                         on_delete=django.db.models.deletion.DO_NOTHING,
                         related_name="usage",
                         to="tenants.apikey",
-                        verbose_name="API key",
                     ),
                 ),
                 (
@@ -630,12 +373,7 @@ class Migration(migrations.Migration):
         migrations.CreateModel(
             name="UsageHour",
             fields=[
-                (
-                    "id",
-                    models.BigAutoField(
-                        auto_created=True, primary_key=True, serialize=False, verbose_name="ID"
-                    ),
-                ),
+                ("id", models.BigAutoField(auto_created=True, primary_key=True, serialize=False)),
                 ("key_id", models.BigIntegerField(default=0)),
                 ("user_id", models.BigIntegerField(default=0)),
                 ("model", models.CharField(max_length=200)),
@@ -646,11 +384,8 @@ class Migration(migrations.Migration):
                 ("cached_tokens", models.PositiveBigIntegerField()),
                 ("completion_tokens", models.PositiveBigIntegerField()),
                 ("images", models.PositiveBigIntegerField(default=0)),
-                ("audio_ms", models.PositiveBigIntegerField(default=0, verbose_name="audio (ms)")),
-                (
-                    "cost_nanos",
-                    models.PositiveBigIntegerField(help_text="Cost in 1e-9 of the currency."),
-                ),
+                ("audio_ms", models.PositiveBigIntegerField(default=0)),
+                ("cost_nanos", models.PositiveBigIntegerField()),
                 ("start", models.DateTimeField()),
                 (
                     "tenant",
@@ -684,12 +419,7 @@ class Migration(migrations.Migration):
         migrations.CreateModel(
             name="SavedSearch",
             fields=[
-                (
-                    "id",
-                    models.BigAutoField(
-                        auto_created=True, primary_key=True, serialize=False, verbose_name="ID"
-                    ),
-                ),
+                ("id", models.BigAutoField(auto_created=True, primary_key=True, serialize=False)),
                 ("name", models.CharField(max_length=80)),
                 ("query", models.CharField(max_length=2000)),
                 (
@@ -711,12 +441,7 @@ class Migration(migrations.Migration):
         migrations.CreateModel(
             name="RequestFeedback",
             fields=[
-                (
-                    "id",
-                    models.BigAutoField(
-                        auto_created=True, primary_key=True, serialize=False, verbose_name="ID"
-                    ),
-                ),
+                ("id", models.BigAutoField(auto_created=True, primary_key=True, serialize=False)),
                 ("request_id", models.CharField(max_length=200)),
                 ("is_good", models.BooleanField()),
                 ("comment", models.CharField(blank=True, max_length=2000)),

@@ -17,12 +17,7 @@ class Migration(migrations.Migration):
         migrations.CreateModel(
             name="ItemConversation",
             fields=[
-                (
-                    "id",
-                    models.BigAutoField(
-                        auto_created=True, primary_key=True, serialize=False, verbose_name="ID"
-                    ),
-                ),
+                ("id", models.BigAutoField(auto_created=True, primary_key=True, serialize=False)),
                 ("public_id", models.CharField(editable=False, max_length=64, unique=True)),
                 ("created_at", models.DateTimeField(auto_now_add=True)),
                 ("expires_at", models.DateTimeField(blank=True, db_index=True, null=True)),
@@ -68,12 +63,7 @@ class Migration(migrations.Migration):
         migrations.CreateModel(
             name="StoredFile",
             fields=[
-                (
-                    "id",
-                    models.BigAutoField(
-                        auto_created=True, primary_key=True, serialize=False, verbose_name="ID"
-                    ),
-                ),
+                ("id", models.BigAutoField(auto_created=True, primary_key=True, serialize=False)),
                 ("public_id", models.CharField(editable=False, max_length=64, unique=True)),
                 ("created_at", models.DateTimeField(auto_now_add=True)),
                 ("expires_at", models.DateTimeField(blank=True, db_index=True, null=True)),
@@ -118,12 +108,7 @@ class Migration(migrations.Migration):
         migrations.CreateModel(
             name="Batch",
             fields=[
-                (
-                    "id",
-                    models.BigAutoField(
-                        auto_created=True, primary_key=True, serialize=False, verbose_name="ID"
-                    ),
-                ),
+                ("id", models.BigAutoField(auto_created=True, primary_key=True, serialize=False)),
                 ("public_id", models.CharField(editable=False, max_length=64, unique=True)),
                 ("created_at", models.DateTimeField(auto_now_add=True)),
                 ("expires_at", models.DateTimeField(blank=True, db_index=True, null=True)),
@@ -131,24 +116,7 @@ class Migration(migrations.Migration):
                 ("lease_until", models.DateTimeField(blank=True, editable=False, null=True)),
                 ("endpoint", models.CharField(max_length=100)),
                 ("completion_window", models.CharField(max_length=10)),
-                (
-                    "status",
-                    models.CharField(
-                        choices=[
-                            ("validating", "Validating"),
-                            ("failed", "Failed"),
-                            ("in_progress", "In progress"),
-                            ("finalizing", "Finalizing"),
-                            ("completed", "Completed"),
-                            ("expired", "Expired"),
-                            ("cancelling", "Cancelling"),
-                            ("cancelled", "Cancelled"),
-                        ],
-                        db_index=True,
-                        default="validating",
-                        max_length=12,
-                    ),
-                ),
+                ("status", models.CharField(db_index=True, default="validating", max_length=12)),
                 ("metadata", storage.models.JsonTextField(blank=True, default=dict)),
                 ("errors", storage.models.JsonTextField(blank=True, default=list)),
                 ("usage", storage.models.JsonTextField(blank=True, default=dict)),
@@ -223,32 +191,13 @@ class Migration(migrations.Migration):
         migrations.CreateModel(
             name="StoredResponse",
             fields=[
-                (
-                    "id",
-                    models.BigAutoField(
-                        auto_created=True, primary_key=True, serialize=False, verbose_name="ID"
-                    ),
-                ),
+                ("id", models.BigAutoField(auto_created=True, primary_key=True, serialize=False)),
                 ("public_id", models.CharField(editable=False, max_length=64, unique=True)),
                 ("created_at", models.DateTimeField(auto_now_add=True)),
                 ("expires_at", models.DateTimeField(blank=True, db_index=True, null=True)),
                 ("lease_owner", models.CharField(blank=True, editable=False, max_length=64)),
                 ("lease_until", models.DateTimeField(blank=True, editable=False, null=True)),
-                (
-                    "status",
-                    models.CharField(
-                        choices=[
-                            ("queued", "Queued"),
-                            ("in_progress", "In progress"),
-                            ("completed", "Completed"),
-                            ("incomplete", "Incomplete"),
-                            ("failed", "Failed"),
-                            ("cancelled", "Cancelled"),
-                        ],
-                        db_index=True,
-                        max_length=12,
-                    ),
-                ),
+                ("status", models.CharField(db_index=True, max_length=12)),
                 ("background", models.BooleanField(default=False)),
                 ("request", storage.models.JsonTextField()),
                 ("input_items", storage.models.JsonTextField()),
@@ -293,12 +242,7 @@ class Migration(migrations.Migration):
         migrations.CreateModel(
             name="StoredUpload",
             fields=[
-                (
-                    "id",
-                    models.BigAutoField(
-                        auto_created=True, primary_key=True, serialize=False, verbose_name="ID"
-                    ),
-                ),
+                ("id", models.BigAutoField(auto_created=True, primary_key=True, serialize=False)),
                 ("public_id", models.CharField(editable=False, max_length=64, unique=True)),
                 ("created_at", models.DateTimeField(auto_now_add=True)),
                 ("expires_at", models.DateTimeField(blank=True, db_index=True, null=True)),
@@ -307,19 +251,7 @@ class Migration(migrations.Migration):
                 ("mime_type", models.CharField(max_length=255)),
                 ("size", models.PositiveBigIntegerField()),
                 ("lifetime_s", models.PositiveBigIntegerField(blank=True, null=True)),
-                (
-                    "status",
-                    models.CharField(
-                        choices=[
-                            ("pending", "Pending"),
-                            ("completed", "Completed"),
-                            ("cancelled", "Cancelled"),
-                        ],
-                        db_index=True,
-                        default="pending",
-                        max_length=10,
-                    ),
-                ),
+                ("status", models.CharField(db_index=True, default="pending", max_length=10)),
                 (
                     "file",
                     models.ForeignKey(
@@ -368,12 +300,7 @@ class Migration(migrations.Migration):
         migrations.CreateModel(
             name="UploadPart",
             fields=[
-                (
-                    "id",
-                    models.BigAutoField(
-                        auto_created=True, primary_key=True, serialize=False, verbose_name="ID"
-                    ),
-                ),
+                ("id", models.BigAutoField(auto_created=True, primary_key=True, serialize=False)),
                 ("public_id", models.CharField(editable=False, max_length=64, unique=True)),
                 ("size", models.PositiveBigIntegerField()),
                 ("created_at", models.DateTimeField(auto_now_add=True)),
@@ -393,12 +320,7 @@ class Migration(migrations.Migration):
         migrations.CreateModel(
             name="ConversationItem",
             fields=[
-                (
-                    "id",
-                    models.BigAutoField(
-                        auto_created=True, primary_key=True, serialize=False, verbose_name="ID"
-                    ),
-                ),
+                ("id", models.BigAutoField(auto_created=True, primary_key=True, serialize=False)),
                 ("public_id", models.CharField(editable=False, max_length=64)),
                 ("item", storage.models.JsonTextField()),
                 ("size", models.PositiveBigIntegerField(editable=False)),
@@ -424,12 +346,7 @@ class Migration(migrations.Migration):
         migrations.CreateModel(
             name="SavedConversation",
             fields=[
-                (
-                    "id",
-                    models.BigAutoField(
-                        auto_created=True, primary_key=True, serialize=False, verbose_name="ID"
-                    ),
-                ),
+                ("id", models.BigAutoField(auto_created=True, primary_key=True, serialize=False)),
                 ("public_id", models.CharField(editable=False, max_length=64, unique=True)),
                 ("created_at", models.DateTimeField(auto_now_add=True)),
                 ("expires_at", models.DateTimeField(blank=True, db_index=True, null=True)),
@@ -482,12 +399,7 @@ class Migration(migrations.Migration):
         migrations.CreateModel(
             name="PlaygroundPreset",
             fields=[
-                (
-                    "id",
-                    models.BigAutoField(
-                        auto_created=True, primary_key=True, serialize=False, verbose_name="ID"
-                    ),
-                ),
+                ("id", models.BigAutoField(auto_created=True, primary_key=True, serialize=False)),
                 ("public_id", models.CharField(editable=False, max_length=64, unique=True)),
                 ("created_at", models.DateTimeField(auto_now_add=True)),
                 ("expires_at", models.DateTimeField(blank=True, db_index=True, null=True)),
@@ -535,12 +447,7 @@ class Migration(migrations.Migration):
         migrations.CreateModel(
             name="StoredCompletion",
             fields=[
-                (
-                    "id",
-                    models.BigAutoField(
-                        auto_created=True, primary_key=True, serialize=False, verbose_name="ID"
-                    ),
-                ),
+                ("id", models.BigAutoField(auto_created=True, primary_key=True, serialize=False)),
                 ("public_id", models.CharField(editable=False, max_length=64, unique=True)),
                 ("created_at", models.DateTimeField(auto_now_add=True)),
                 ("expires_at", models.DateTimeField(blank=True, db_index=True, null=True)),

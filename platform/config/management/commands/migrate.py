@@ -10,6 +10,8 @@ from django.core.management.commands import migrate
 from django.db import connections
 from django.db.backends.base.base import BaseDatabaseWrapper
 
+from config.autodetector import DatabaseAutodetector
+
 #: Key of PostgreSQL's advisory lock; "quire" in ASCII.
 MIGRATION_LOCK = int.from_bytes(b"quire")
 #: The lock's transaction waits while idle: limits that an operator set for all connections would
@@ -23,7 +25,7 @@ _WITHOUT_TIMEOUTS = """
 
 
 class Command(migrate.Command):
-    """Updates the database's schema."""
+    autodetector = DatabaseAutodetector
 
     def handle(self, *args: Any, **options: Any) -> None:
         """Migrate under a lock. Gateways that start together all migrate: later ones wait, and then
