@@ -46,9 +46,9 @@ def test_the_text_of_a_tenant_that_stores_prompts_is_logged_on_one_line_up_to_51
         log_request(message, tokenizer)
         log_request(msgspec.structs.replace(message, log_prompt=True), tokenizer)
         log_request(msgspec.structs.replace(message, log_prompt=True, adapter=adapter), tokenizer)
-    silent, told, other_tokenizer = caplog.messages
+    silent, with_text, other_tokenizer = caplog.messages
     text = tokenizer.decode(ids[:512], skip_special_tokens=False)
     assert "quick" not in silent
-    assert told == silent + f" Prompt: {text!r}."
-    assert "\n" not in told
+    assert with_text == silent + f" Prompt: {text!r}."
+    assert "\n" not in with_text
     assert "quick" not in other_tokenizer

@@ -26,7 +26,7 @@ def test_no_migration_is_missing() -> None:
 
 def test_a_fields_words_and_rules_need_no_migration_but_its_length_does() -> None:
     detector = DatabaseAutodetector(ProjectState(), ProjectState())
-    plain, described, longer = (
+    bare, described, longer = (
         detector.deep_deconstruct(field)
         for field in (
             models.CharField(max_length=3),
@@ -41,7 +41,7 @@ def test_a_fields_words_and_rules_need_no_migration_but_its_length_does() -> Non
             models.CharField(max_length=4),
         )
     )
-    assert plain == described != longer
+    assert bare == described != longer
 
 
 @pytest.mark.system
