@@ -43,7 +43,6 @@ def test_python_lays_structs_out_as_the_compiler_is_told(header: Header) -> None
     ],
     ids=["added", "swapped", "added to pointers", "added at the end", "argument of another type"],
 )
-@pytest.mark.usefixtures("compiled")
 def test_the_compiler_refuses_a_header_that_python_does_not_know(
     old: str, new: str, tmp_path: Path
 ) -> None:

@@ -17,8 +17,8 @@ import pytest
 from tests.kernels.triton.test_compile import KERNELS
 from tools.triton.amd import GPUS
 
-#: Compiled every time, in 30 to 60 s: its threads have the fewest registers.
-EVERY_TIME = ("gfx1100",)
+#: What every test run compiles, for the GPU whose threads have the fewest registers.
+LARGEST, FEWEST_REGISTERS = ("prefill", "latent bf16", "int4", "lora bf16"), "gfx1100"
 #: Registers a thread, of 256 to 512.
 MAX_SPILLED = 16
 #: A latent of 512 values for each row doesn't fit the 256 registers of RDNA's threads.
@@ -34,18 +34,27 @@ def rows(arch: str, *more: str) -> list[dict]:
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 
+def check_rows(arch: str, report_rows: list[dict]) -> None:
+    for row in report_rows:
+        assert row["fits"], row
+        assert row["spilled"] <= MAX_SPILLED or (arch, row["kernel"]) in SPILLS, row
+
+
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize(
-    "arch",
-    [pytest.param(arch, marks=[pytest.mark.slow] * (arch not in EVERY_TIME)) for arch in GPUS],
-)
+def test_the_largest_kernels_fit_the_fewest_registers() -> None:
+    report_rows = rows(FEWEST_REGISTERS, "--core", "--case", *LARGEST)
+    assert len({row["kernel"] for row in report_rows}) > 8
+    check_rows(FEWEST_REGISTERS, report_rows)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("arch", GPUS)
 def test_every_kernel_compiles_for_amd(arch: str) -> None:
     report_rows = rows(arch, "--core")
     # Activations stay as they are beside fp8 weights.
     assert {row["kernel"] for row in report_rows} == KERNELS - {"round_rows_kernel"}
-    for row in report_rows:
-        assert row["fits"], row
-        assert row["spilled"] <= MAX_SPILLED or (arch, row["kernel"]) in SPILLS, row
+    check_rows(arch, report_rows)
 
 
 @pytest.mark.slow

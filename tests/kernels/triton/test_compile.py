@@ -1,4 +1,4 @@
-"""Every kernel compiles for three architectures, fits the GPU and spills next to nothing.
+"""Every kernel compiles, fits the GPU and spills next to nothing.
 
 In processes of their own: here kernels are defined for the interpreter.
 """
@@ -15,16 +15,13 @@ import pytest
 
 from tools.triton.report import ARCHITECTURES, PROCESSORS
 
-#: Of cases without a product of matrices.
-BASE_KERNELS = {
+KERNELS = {
     "merge_kernel", "rope_kernel", "rope_latents_kernel", "rms_norm_kernel", "gate_kernel",
     "scan_kernel",
     "select_kernel", "gather_kernel", "choose_kernel", "sort_kernel", "search_kernel",
     "first_kernel", "embed_kernel", "penalize_kernel", "logprobs_kernel", "record_kernel",
     "edit_kernel", "bitmask_kernel", "slot_kernel",
     "conv_kernel", "history_kernel", "diagonal_kernel", "linear_scan_kernel",
-}  # fmt: skip
-KERNELS = BASE_KERNELS | {
     "attention_kernel", "split_attention_kernel", "reduce_kernel",
     "int8_product_kernel", "int4_product_kernel", "int4_few_rows_kernel", "fp8_product_kernel",
     "round_groups_kernel", "round_rows_kernel", "route_kernel", "count_kernel", "order_kernel",
@@ -68,32 +65,26 @@ def report(*reports: list[str]) -> list[dict]:
 
 #: The case whose machine code is read.
 FEW_INSTRUCTIONS = "int4 product, 8 rows"
-#: Each kernel with a product of matrices once, by a part of its case's name.
-PRODUCTS = ["decode bf16, e4m3", "prefill", "latent bf16", "encoder", "product", "lora", "experts"]
+#: Compiled every time; the others, and more, in slow tests.
+EVERY_TIME = 90
 
 
 @cache
-def core() -> list[dict]:
-    """What has no matrix product is compiled alike for all, and here for one."""
-    other_archs = [str(arch) for arch in ARCHITECTURES if arch != 90]
-    return report(
-        ["--core", "--arch", "90", "--no-code"],
-        ["--core", "--arch", *other_archs, "--no-code", "--case", *PRODUCTS],
-        ["--core", "--arch", "80", "--case", "norms, gates"],
-        ["--arch", "90", "--case", FEW_INSTRUCTIONS],
-    )
+def core(arch: int) -> list[dict]:
+    few_instructions = ["--arch", str(arch), "--case", FEW_INSTRUCTIONS]
+    return report(["--core", "--arch", str(arch), "--no-code"], few_instructions)
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("arch", ARCHITECTURES)
+@pytest.mark.parametrize(
+    "arch",
+    [pytest.param(arch, marks=[pytest.mark.slow] * (arch != EVERY_TIME)) for arch in ARCHITECTURES],
+)
 def test_every_kernel_compiles(arch):
-    rows = [row for row in core() if row["arch"] == arch]
+    rows = core(arch)
     # Before 8.9 activations stay as they are beside fp8 weights.
     unused = {"round_rows_kernel"} if arch < 89 else set()
-    kernels = {row["kernel"] for row in rows}
-    assert (
-        kernels == KERNELS if arch == 90 else KERNELS - BASE_KERNELS - unused <= kernels <= KERNELS
-    )
+    assert {row["kernel"] for row in rows} == KERNELS - unused
     for row in rows:
         assert row["fits"], row
         assert row["local"] <= MAX_SPILLED, row
@@ -104,7 +95,7 @@ def test_every_kernel_compiles(arch):
 @pytest.mark.timeout(600)
 def test_four_bits_are_unpacked_in_few_instructions():
     """A warp of an H200 may issue 0.22 of them for each byte of the weights that memory gives."""
-    (row,) = (row for row in core() if row["case"] == FEW_INSTRUCTIONS)
+    (row,) = (row for row in core(EVERY_TIME) if row["case"] == FEW_INSTRUCTIONS)
     unrolled, columns, bytes_of_a_column = 2, 64, 32
     issued = row["loop"] * row["warps"] / (unrolled * columns * bytes_of_a_column)
     assert issued < 0.22, row
