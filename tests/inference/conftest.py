@@ -130,8 +130,11 @@ class Gateway:
     options: dict[str, Any] = field(default_factory=dict)
 
     def fake(self, **options: Any) -> FakeReplica:
-        """A replica of the model "fake"; use it with `async with`."""
-        return FakeReplica(self.redis_url, **(self._options() | options))
+        """A replica of the model "fake"; use it with `async with`. Where tokens come at once, an
+        answer has a few at most: a whole context of them would take seconds.
+        """
+        short = {} if "token_delay" in options else {"eos_after": 256}
+        return FakeReplica(self.redis_url, **(self._options() | short | options))
 
     def scripted(self, script: Script, **options: Any) -> ScriptedReplica:
         """One that says what it's told."""
@@ -181,6 +184,7 @@ async def gateway(
     redis = aioredis.from_url(live_redis)
     client = AsgiClient(GatewayHandler(), rows.secret)
     yield Gateway(client, redis, live_redis, key_prefix, model_folder, rows)
+    get_engine_client().expire_aborted(-1.0)  # replicas are gone, and answer no abort
     await background.drain(10)
     await close_engine_client()
     await close_redis_link()
