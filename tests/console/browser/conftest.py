@@ -53,6 +53,11 @@ Open = Callable[..., Page]
 expect.set_options(timeout=60_000)  # a busy machine is no fault of the page's
 
 
+def expect_no_overflow(page: Page) -> None:
+    """The page isn't wider than its window once it's laid out, which takes a while."""
+    page.wait_for_function("() => document.documentElement.scrollWidth <= innerWidth")
+
+
 @pytest.fixture(scope="package")
 def browser() -> Iterator[Browser]:
     """Headless Chromium."""

@@ -9,7 +9,7 @@ from typing import Any
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Page, expect
 
-from tests.console.browser.conftest import DESKTOP, PHONE, Open
+from tests.console.browser.conftest import DESKTOP, PHONE, Open, expect_no_overflow
 from tests.console.browser.playground import PlaygroundPage
 
 #: Each of both at least once; all four would only take longer.
@@ -77,7 +77,7 @@ def test_a_long_tenant_does_not_widen_the_page_of_keys_on_a_phone(open_page: Ope
     choice = page.get_by_role("combobox", name="Tenant", exact=True)
     choice.evaluate("select => (select.options[select.selectedIndex].text = 'name '.repeat(30))")
     expect(choice).to_be_visible()
-    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+    expect_no_overflow(page)
 
 
 def test_the_menu_leads_to_the_keys_on_a_phone(open_page: Open) -> None:
@@ -89,7 +89,7 @@ def test_the_menu_leads_to_the_keys_on_a_phone(open_page: Open) -> None:
     ways.get_by_role("link", name="API keys").click()
     expect(page.get_by_role("heading", level=1, name="API keys")).to_be_visible()
     expect(page.get_by_role("navigation", name="Main")).to_be_hidden()
-    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+    expect_no_overflow(page)
 
 
 def test_escape_closes_the_menu_and_gives_the_focus_back(open_page: Open) -> None:

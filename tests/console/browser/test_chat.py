@@ -177,7 +177,7 @@ def test_the_page_follows_the_answer_until_the_reader_scrolls_up(
     to_end = page.get_by_role("button", name="To the latest")
     expect(answer).to_contain_text("paragraph 25")
     gap = "s => s.scrollHeight - s.scrollTop - s.clientHeight"
-    assert scroller.evaluate(gap) < 60
+    page.wait_for_function(f"({gap})(document.getElementById('scroller')) < 60")
     scroller.hover()
     page.mouse.wheel(0, -400)
     expect(to_end).to_be_visible()
@@ -188,7 +188,7 @@ def test_the_page_follows_the_answer_until_the_reader_scrolls_up(
     assert scroller.evaluate(gap) > 300
     to_end.click()
     playground.finished(answer)
-    assert scroller.evaluate(gap) < 60
+    page.wait_for_function(f"({gap})(document.getElementById('scroller')) < 60")
     expect(to_end).to_be_hidden()
     processor.send("Emulation.setCPUThrottlingRate", {"rate": 1})
 

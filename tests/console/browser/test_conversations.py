@@ -9,9 +9,10 @@ from urllib.parse import urljoin
 import pytest
 from playwright.sync_api import Locator, Page, Route, expect
 
-from tests.console.browser.conftest import PHONE, Open
+from tests.console.browser.conftest import PHONE, Open, expect_no_overflow
 from tests.console.browser.playground import PlaygroundPage
 from tests.console.browser.test_accessibility import in_both, problems
+from tests.console.browser.test_layout import NAMES_ARE_FULL
 from tests.console.live import LiveServer
 
 TOOL = '{"name": "weather", "parameters": {"type": "object"}}'
@@ -287,7 +288,7 @@ def test_several_models_answer_side_by_side(open_page: Open) -> None:
     expect(page.locator("#columns [role=combobox]")).to_have_count(3)
     for _ in in_both(page):
         assert problems(page) == []
-        assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+        expect_no_overflow(page)
     page.get_by_role("button", name="Remove model 2").click()
     page.get_by_role("button", name="Remove model 2").click()
     playground.answer_to("One alone")
@@ -336,9 +337,8 @@ def test_a_link_names_an_adapter_with_its_base(open_page: Open) -> None:
     playground.prompt.press("Enter")
     expect(page.locator(".compared .turn-who")).to_have_text(["quill", "tone"])
     page.set_viewport_size(PHONE)
-    for name in page.locator(".picker-button .picker-name").all():
-        assert name.evaluate("name => name.clientWidth >= name.scrollWidth")
-    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+    page.wait_for_function(NAMES_ARE_FULL)
+    expect_no_overflow(page)
 
 
 def test_tools_are_called_and_the_reader_says_what_they_return(open_page: Open) -> None:

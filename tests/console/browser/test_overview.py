@@ -13,7 +13,7 @@ from playwright.sync_api import expect
 from catalog.replica_log import ReplicaLog
 from engine.contract.messages import Heartbeat
 from tests.console.beats import heartbeat
-from tests.console.browser.conftest import Open
+from tests.console.browser.conftest import Open, expect_no_overflow
 
 Beat = Callable[[Heartbeat], None]
 
@@ -115,9 +115,9 @@ def test_the_log_of_a_failure_shows_its_end(
     page = open_page("/console/", "root")
     field = page.get_by_label("The end of quill-logged's log")
     expect(field).to_contain_text("exited with status 1")
-    remaining_scroll = "each => each.scrollHeight - each.scrollTop - each.clientHeight"
     assert field.evaluate("each => each.scrollHeight > each.clientHeight")
-    assert field.evaluate(remaining_scroll) < 2
+    remaining_scroll = "each => each.scrollHeight - each.scrollTop - each.clientHeight"
+    page.wait_for_function(f"each => ({remaining_scroll})(each) < 2", arg=field.element_handle())
 
 
 def test_the_examples_name_a_ready_model_and_this_server(open_page: Open) -> None:
@@ -165,7 +165,7 @@ def test_long_names_leave_the_figures_in_sight(open_page: Open, width: int, figu
     page = open_page("/console/", viewport=size, answers={"/console/api/usage": usage})
     row = page.locator("#usage tr")
     expect(row).to_be_visible()
-    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+    expect_no_overflow(page)
     requests, bars = row.locator("td").nth(1).bounding_box(), row.locator("svg").bounding_box()
     assert requests is not None
     assert bars is not None

@@ -10,7 +10,7 @@ from typing import Any
 from PIL import Image
 from playwright.sync_api import Locator, Response, expect
 
-from tests.console.browser.conftest import Open
+from tests.console.browser.conftest import Open, expect_no_overflow
 from tests.console.browser.playground import PlaygroundPage
 from tests.console.browser.test_accessibility import in_both, problems
 
@@ -102,7 +102,7 @@ def test_pictures_are_attached_sent_and_seen_again(open_page: Open) -> None:
     expect_drawn(playground.questions.locator("img"), 3)
     for _ in in_both(page):
         assert problems(page) == []
-        assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+        expect_no_overflow(page)
 
 
 def test_an_edited_question_is_about_the_same_pictures(open_page: Open) -> None:

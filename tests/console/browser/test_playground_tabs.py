@@ -6,7 +6,7 @@ from typing import Any
 
 from playwright.sync_api import expect
 
-from tests.console.browser.conftest import Open
+from tests.console.browser.conftest import Open, expect_no_overflow
 from tests.console.browser.test_accessibility import in_both, problems
 
 MODELS = {"models": [{"id": "quill", "state": "ready", "tasks": []}], "tenant": "acme"}
@@ -70,7 +70,7 @@ def test_a_prompt_is_completed_while_one_looks(open_page: Open) -> None:
     assert page.evaluate("sent.stream && sent.stream_options.include_usage")
     for _ in in_both(page):
         assert problems(page) == []
-        assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+        expect_no_overflow(page)
 
 
 #: A clock that says `at`: it stands at 5 s when the first text comes.

@@ -5,14 +5,14 @@ from __future__ import annotations
 import pytest
 from playwright.sync_api import Page, Route, expect
 
-from tests.console.browser.conftest import Open
+from tests.console.browser.conftest import Open, expect_no_overflow
 from tests.console.browser.test_accessibility import in_both, problems
 
 
 def check_page(page: Page) -> None:
     """Nothing sticks out, axe finds nothing, at a desk and on a phone."""
     for _ in in_both(page):
-        assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+        expect_no_overflow(page)
         assert problems(page) == []
 
 
@@ -84,4 +84,4 @@ def test_the_admins_fields_stay_in_their_card(open_page: Open, path: str) -> Non
     page = open_page(f"/admin/{path}/1/change/", "root")
     for _ in in_both(page):
         assert page.evaluate(OUT) == []
-        assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+        expect_no_overflow(page)

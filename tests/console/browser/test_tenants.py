@@ -6,7 +6,7 @@ from typing import Any
 
 from playwright.sync_api import Route, expect
 
-from tests.console.browser.conftest import Open
+from tests.console.browser.conftest import Open, expect_no_overflow
 from tests.console.browser.playground import PlaygroundPage
 from tests.console.browser.tabs import NOTHING
 
@@ -72,7 +72,7 @@ def test_a_long_name_leaves_room_for_the_rest_on_a_phone(open_page: Open) -> Non
     page = playground.page
     page.get_by_role("combobox", name="Tenant").select_option(LONG)
     expect(page.get_by_role("combobox", name="Model")).to_contain_text("model-of-long")
-    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+    expect_no_overflow(page)
     for name in ("Settings", "New conversation"):
         box = page.get_by_role("button", name=name).bounding_box()
         assert box is not None
