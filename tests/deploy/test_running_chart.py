@@ -29,6 +29,7 @@ from tests.deploy.test_helm import groups, objects
 from tests.deploy.variables import ROOT
 from tests.object_storage import new_bucket
 from tests.services import running_postgresql, running_redis
+from tests.waiting import wait_until
 
 pytestmark = [
     pytest.mark.system,
@@ -204,7 +205,7 @@ def s3_server(network: Network) -> Iterator[str]:
     )
     url = f"http://{namespace.address}:{port}"
     try:
-        await_that(lambda: _answers(url))
+        wait_until(lambda: _answers(url))
         yield url
     finally:
         process.stop(grace=5)
@@ -332,18 +333,11 @@ def test_a_model_without_a_replica_gets_one_when_a_request_waits(
     expected = cluster.ask()
     with ThreadPoolExecutor() as clients:
         for _ in range(turns):
-            await_that(lambda: not cluster.wants_a_replica())
+            wait_until(lambda: not cluster.wants_a_replica())
             cluster.scale(MODEL, 0)
             assert cluster.get("/health").status_code == 200
             assert not cluster.wants_a_replica()
             texts = [clients.submit(cluster.ask) for _ in range(3)]
-            await_that(cluster.wants_a_replica)
+            wait_until(cluster.wants_a_replica)
             cluster.scale(MODEL, 1)
             assert [text.result(120) for text in texts] == [expected] * 3
-
-
-def await_that(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.2)

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 import json
 import re
 import sqlite3
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,6 +22,8 @@ from websockets.asyncio.client import connect
 from config.uvicorn_server import CLOSE_REASON
 from engine.contract.redis_keys import KEY_PREFIX
 from tests.inference import live
+from tests.inference.conftest import until
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.system
 
@@ -88,14 +88,6 @@ async def read(http: httpx.AsyncClient, of: live.Instance, port: int, client: Cl
         assert not client.finished
 
 
-async def until(condition: Any) -> None:
-    async with asyncio.timeout(120):
-        for _ in itertools.count():
-            if condition():
-                return
-            await asyncio.sleep(0.02)
-
-
 async def course(
     of: live.Instance, ports: tuple[int, int], first: Any
 ) -> tuple[list[Client], list[Client]]:
@@ -122,11 +114,11 @@ def manage(of: live.Instance, *words: str) -> str:
 
 def ledger(of: live.Instance) -> dict[str, tuple[int, int]]:
     """Request id -> prompt and output tokens, once nothing is open any more."""
-    deadline = time.monotonic() + 120
     with redis.Redis.from_url(of.redis_url) as client:
-        while any(client.hlen(name) for name in client.keys(f"{KEY_PREFIX}:open:*")):
-            assert time.monotonic() < deadline
-            time.sleep(0.1)
+        wait_until(
+            lambda: not any(client.hlen(name) for name in client.keys(f"{KEY_PREFIX}:open:*")),
+            timeout_s=120,
+        )
     manage(of, "drain_usage", "--claim-after", "0")
     with sqlite3.connect(Path(of.environment["QUIRE_DATA_DIR"]) / "quire.sqlite3") as database:
         rows = database.execute(

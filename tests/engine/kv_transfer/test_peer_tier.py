@@ -24,6 +24,7 @@ from engine.kv_transfer.host_tier import HostTier
 from engine.kv_transfer.peer_tier import PeerTier
 from tests.engine.kv_transfer.test_disk_tier import block, key
 from tests.engine.kv_transfer.test_offloading import connector_of, make, message, prompt, run
+from tests.waiting import wait_until
 
 Folder = Callable[[str], Path]
 BLOCK = 1000
@@ -71,14 +72,6 @@ def read(tier: PeerTier, seeds: list[int], source: str, namespace: str = "n") ->
     return len(payloads)
 
 
-def until(condition: Callable[[], object]) -> None:
-    """Wait for what another thread does."""
-    deadline = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-
-
 @pytest.mark.usefixtures("patient_peers")
 def test_a_peer_serves_blocks_up_to_the_first_that_it_has_not(
     producer: PeerTier, consumer: PeerTier
@@ -121,7 +114,7 @@ def test_leased_blocks_stay_until_they_are_sent(producer: PeerTier, consumer: Pe
         producer.write(key(seed), small(seed), "n", "b")
         assert producer.used_bytes <= CAPACITY
     assert read(consumer, leased, producer.address) == len(leased)
-    until(lambda: not producer._records._leases)
+    wait_until(lambda: not producer._records._leases)
     for seed in range(200, 240):
         producer.write(key(seed), small(seed), "n", "a")
     assert not any(key(seed) in producer for seed in leased)
@@ -178,8 +171,8 @@ def test_a_reader_that_died_keeps_no_blocks(monkeypatch: pytest.MonkeyPatch) -> 
     host, _, port = tier.address.removeprefix("tcp://").rpartition(":")
     with socket.create_connection((host, int(port)), 60) as connection:
         connection.sendall(struct.pack("<I", len(keys)) + b"".join(keys))
-        until(lambda: tier.failures["write_error"])
-    until(lambda: not any(key in tier._records._leases for key in keys))
+        wait_until(lambda: tier.failures["write_error"])
+    wait_until(lambda: not any(key in tier._records._leases for key in keys))
     tier.close()
 
 
@@ -360,12 +353,12 @@ def test_blocks_travel_while_the_rest_of_the_prompt_is_computed(model_folder: Fo
     producer.add_request(message("a", token_ids, max_tokens=1))
     for num_steps in range(1, 7):
         producer.step()
-        until(lambda: len(host) >= 2 * num_steps - 2)  # noqa: B023 - called at once
+        wait_until(lambda: len(host) >= 2 * num_steps - 2)  # noqa: B023 - called at once
         assert producer.has_work
     while producer.has_work:
         producer.step()
     connector_of(producer).wait_until_saved(60)
-    until(lambda: len(host) == 12)
+    wait_until(lambda: len(host) == 12)
     producer.shutdown()
     tokens = run(consumer, {"a": token_ids}, prefilled=True, kv_peer=handover.address)
     assert tokens == expected
