@@ -70,6 +70,7 @@ def node(product: Product, program: str) -> dict[str, Any]:
     return run(product, "node", str(PROGRAMS / "node" / program))
 
 
+@pytest.mark.slow  # to import it takes 15 s; it asks by the openai SDK
 def test_litellm(product: Product) -> None:
     process = python(product, "litellm_client.py")
     assert "Paris" in process["whole"]

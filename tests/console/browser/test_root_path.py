@@ -204,7 +204,8 @@ def test_fault_74_operators_walk_all_pages_below_a_path(
     page.wait_for_url(f"{visit.url}/login/?next={ROOT}/console/audit/%3Fx%3D1")
     log_in(page, below.product.admin_user, below.product.admin_password)
     page.wait_for_url(f"{visit.url}/console/audit/?x=1")
-    for path in IN_NAVIGATION:
+    # Pages come alike by both ways; all of them are asked for by one.
+    for path in IN_NAVIGATION if strips else IN_NAVIGATION[::5]:
         assert visit.open(path) == 200, path
     for path in BELOW:
         if path.startswith("/account/") or path == "/admin/tenants/user/":
