@@ -260,7 +260,7 @@ def test_forty_sets_of_values_and_more_are_tried() -> None:
     assert len(SETS) >= 40
 
 
-@pytest.mark.parametrize("number", range(len(SETS)))
+@pytest.mark.parametrize("number", range(0, len(SETS), 4))  # a slow test has all of them
 def test_kubernetes_takes_what_is_made(number: int) -> None:
     rendered = objects(SETS[number])
     names = [(one["kind"], one["metadata"]["name"]) for one in rendered]
