@@ -28,7 +28,7 @@ from engine.models.compiled_decoder import compile_decoder
 from engine.models.decoder_spec import DecoderSpec
 from engine.models.expert_loader import ExpertLoader
 from engine.models.forward_context import AttentionMetadata, KVScales, LayerCache, allocate_kv_cache
-from engine.models.layers.altup import AltUpEnds, make_altup_ends
+from engine.models.layers.altup import AltUpEnds
 from engine.models.layers.decoder_layer import Layer, adapted, build_layer
 from engine.models.layers.describe import describe
 from engine.models.layers.linear import (
@@ -172,7 +172,11 @@ class NativeDecoder(SupportsLoRA):
             progress(index + 2, total)
         if spec.altup is not None and self.description.altup is not None:
             self._altup_weights = loader.altup_model(self.description.altup)
-            self._altup = make_altup_ends(self.ops, spec.altup, self._altup_weights, spec.norm_eps)
+            norm, size = self._altup_weights.projection_norm, spec.altup.per_layer_size
+            norm_by_layer = make_norm(self.ops, norm, size, spec.norm_eps)
+            self._altup = AltUpEnds(
+                spec=spec.altup, weights=self._altup_weights, norm=norm_by_layer
+            )
         self._plane_tables = loader.plane_tables
         self.final_norm = loader.norm(self.description.final_norm) if self._is_last else NO_NORM
         self.load_report = loader.reports

@@ -18,8 +18,7 @@ from engine.models.decoder_spec import AltUpSpec
 from engine.models.forward_context import AttentionMetadata
 from engine.models.layers.attention import SelfAttention
 from engine.models.layers.linear import AltUpModelWeights, AltUpWeights
-from engine.models.layers.norm import Norm, Transform, make_norm
-from kernels import KernelSet, LinearLayer
+from engine.models.layers.norm import Norm, Transform
 
 #: Minimum of a hidden state's mean square.
 _MIN_SQUARE = 1e-5
@@ -51,21 +50,17 @@ class AltUp:
     """A layer's prediction and correction of hidden states [T, n, hidden]; the first is active.
 
     Attributes:
-        router: from the active state after its norm to n numbers.
-        prediction, correction: from these to n * n and to n coefficients.
-        output_scale: [hidden], the factor of the corrected active state before it gates the layer's
-            embedding; None for 1.
+        weights: the router from the active state after its norm to n numbers; prediction and
+            correction, from these to n * n and to n coefficients; output_scale, the factor of the
+            corrected active state before it gates the layer's embedding, None for 1.
     """
 
     router_norm: Norm
-    router: LinearLayer
-    prediction: LinearLayer
-    correction: LinearLayer
-    output_scale: Tensor | None
+    weights: AltUpWeights
 
     def _modalities(self, x: Tensor) -> Tensor:
         """Return [T, n] for x [T, hidden]."""
-        routed = self.router(self.router_norm(x).mul_(1 / x.shape[1]))
+        routed = self.weights.router(self.router_norm(x).mul_(1 / x.shape[1]))
         # In float64: torch's float32 tanh rounds the last few elements of a tensor differently.
         return routed.double().tanh_().to(routed.dtype)
 
@@ -73,7 +68,7 @@ class AltUp:
         """Return the prediction of all states, [T, n, hidden]."""
         count = hidden.shape[1]
         modalities = self._modalities(hidden[:, 0].contiguous())
-        coefficients = self.prediction(modalities).unflatten(-1, (count, count))
+        coefficients = self.weights.prediction(modalities).unflatten(-1, (count, count))
         predicted = hidden.clone()
         # State by state: a matrix product may add in another order for other T.
         for state in range(count):
@@ -82,7 +77,7 @@ class AltUp:
 
     def correct(self, predicted: Tensor, active: Tensor) -> Tensor:
         """Correct `predicted` in place by the computed active state [T, hidden], and return it."""
-        coefficients = self.correction(self._modalities(active)).add_(1)
+        coefficients = self.weights.correction(self._modalities(active)).add_(1)
         innovation = active - predicted[:, 0]
         return predicted.addcmul_(coefficients[:, :, None], innovation[:, None])
 
@@ -94,9 +89,9 @@ class AltUpLayer:
     Attributes:
         index: the layer's index.
         laurel: low-rank projections of the normed state, then a norm (learned augmented residual).
-        gate: from the corrected active state to [T, size].
-        gated_activation: of the gate and the layer's input side by side, [T, 2 size] -> [T, size].
-            `projection` of the result is added to the other states.
+        gated_activation: of the gate, which is computed from the corrected active state, and the
+            layer's input side by side, [T, 2 size] -> [T, size]. `projection` of the result is
+            added to the other states.
     """
 
     index: int
@@ -106,7 +101,6 @@ class AltUpLayer:
     attention: SelfAttention
     mlp_norm: Norm
     mlp: Transform
-    gate: LinearLayer
     gated_activation: Transform
     projection: Transform
 
@@ -134,9 +128,10 @@ class AltUpLayer:
         active = self.mlp(self.mlp_norm(active)).add_(active)
         corrected = self.altup.correct(predicted, active)
         first = corrected[:, 0].contiguous()
-        if self.altup.output_scale is not None:
-            first = first * self.altup.output_scale
-        gated = self.gated_activation(torch.cat((self.gate(first), layer_input), dim=-1))
+        weights = self.altup.weights
+        if weights.output_scale is not None:
+            first = first * weights.output_scale
+        gated = self.gated_activation(torch.cat((weights.gate(first), layer_input), dim=-1))
         corrected[:, 1:] += self.projection(gated)[:, None]
         return x, corrected
 
@@ -192,22 +187,3 @@ def _with_magnitude(x: Tensor, reference: Tensor) -> Tensor:
     """Scale x [T, hidden] to the magnitude of `reference` in place, and return it."""
     target = reference.square().mean(dim=-1, keepdim=True).sqrt()
     return x.mul_(target / x.square().mean(dim=-1, keepdim=True).clamp(min=_MIN_SQUARE).sqrt())
-
-
-def make_altup(ops: KernelSet, weights: AltUpWeights, hidden: int, eps: float) -> AltUp:
-    """Build a layer's `AltUp`."""
-    return AltUp(
-        router_norm=make_norm(ops, weights.router_norm, hidden, eps),
-        router=weights.router,
-        prediction=weights.prediction,
-        correction=weights.correction,
-        output_scale=weights.output_scale,
-    )
-
-
-def make_altup_ends(
-    ops: KernelSet, spec: AltUpSpec, weights: AltUpModelWeights, eps: float
-) -> AltUpEnds:
-    """Build a model's `AltUpEnds`."""
-    norm = make_norm(ops, weights.projection_norm, spec.per_layer_size, eps)
-    return AltUpEnds(spec=spec, weights=weights, norm=norm)

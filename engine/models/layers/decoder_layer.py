@@ -17,7 +17,7 @@ from engine.models.decoder_spec import (
     DecoderSpec,
 )
 from engine.models.forward_context import AttentionMetadata
-from engine.models.layers.altup import AltUpLayer, SparseGate, make_altup
+from engine.models.layers.altup import AltUp, AltUpLayer, SparseGate
 from engine.models.layers.attention import (
     ClampQKV,
     CrossAttention,
@@ -490,13 +490,12 @@ def _make_altup_layer(
     act = gated_activation(ops, mlp.activation)
     return AltUpLayer(
         index=index,
-        altup=make_altup(ops, weights, hidden, eps),
+        altup=AltUp(router_norm=norm(weights.router_norm), weights=weights),
         input_norm=norm(weights.input_norm),
         laurel=chain(weights.laurel_down, weights.laurel_up, norm(weights.laurel_norm)),
         attention=attention,
         mlp_norm=norm(layer.mlp_norm or NO_NORM),
         mlp=chain(mlp.up, *cut, act, mlp.down, norm(layer.mlp_out_norm)),
-        gate=weights.gate,
         gated_activation=act,
         projection=chain(weights.projection, norm(weights.projection_norm)),
     )
