@@ -25,7 +25,6 @@ class VllmFlag:
         reason: its meaning in Quire, for the table and for error messages.
         takes: accepted values without effect; None: every value of its kind.
         becomes: settings of ours that a value is translated to.
-        choices: vLLM's choices, if we support only some of them.
     """
 
     name: str
@@ -81,21 +80,16 @@ def _same(value: Any, allowed: Any) -> bool:
     return bool(value == allowed)
 
 
-def ignored_flag(name: str, kind: Kind, reason: str, **more: Any) -> VllmFlag:
-    """Return a flag that is accepted without effect."""
-    return VllmFlag(name, kind, reason, takes=None, **more)
+def ignored(names: str, kind: Kind, reason: str, **more: Any) -> list[VllmFlag]:
+    """Return flags that are accepted without effect, by names separated by spaces."""
+    return restricted(names, kind, None, reason, **more)
 
 
-def restricted_flag(
-    name: str, kind: Kind, takes: tuple[Any, ...], reason: str, **more: Any
-) -> VllmFlag:
-    """Return a flag that accepts some values without effect and refuses others."""
-    return VllmFlag(name, kind, reason, takes=takes, **more)
-
-
-def flags_with_same_meaning(make: Callable[[str], VllmFlag], names: str) -> tuple[VllmFlag, ...]:
-    """Return flags with the same meaning, by name."""
-    return tuple(make(name) for name in names.split())
+def restricted(
+    names: str, kind: Kind, takes: tuple[Any, ...] | None, reason: str, **more: Any
+) -> list[VllmFlag]:
+    """Return flags that accept some values without effect and refuse others."""
+    return [VllmFlag(name, kind, reason, takes=takes, **more) for name in names.split()]
 
 
 _OURS = "speculative_config"
@@ -113,7 +107,7 @@ def _drafts(name: str, kind: Kind, key: str, *, usual: Any = None, **more: Any) 
 
 
 #: In the order of vLLM's manual.
-OF_THE_MANUAL: tuple[VllmFlag, ...] = (
+_DRAFTS_OF_THE_MANUAL: tuple[VllmFlag, ...] = (
     _drafts("speculative_model", str, "model"),
     _drafts("num_speculative_tokens", int, "num_speculative_tokens"),
     _drafts("speculative_model_quantization", str, "quantization"),
@@ -133,12 +127,6 @@ OF_THE_MANUAL: tuple[VllmFlag, ...] = (
         "typical_acceptance_sampler_posterior_threshold", float, "posterior_threshold", usual=0.09
     ),
     _drafts("typical_acceptance_sampler_posterior_alpha", float, "posterior_alpha", usual=0.3),
-)
-
-OF_LATER_RELEASES: tuple[VllmFlag, ...] = (
-    _drafts("spec_method", str, "method"),
-    _drafts("spec_model", str, "model"),
-    _drafts("spec_tokens", int, "num_speculative_tokens"),
 )
 
 
@@ -172,17 +160,8 @@ _STATES = (
 _MEASURED = "single steps and kernels aren't measured all the time: POST /start_profile does."
 _OFFLOAD = "weights stay on their device. Use quantization for less memory."
 _SCHEDULER = "there is one scheduler; see scheduling_policy."
+_REMOVED = "removed in vLLM 0.5.1: the checkpoint's processor says it."
 _READING = "weights are mapped from their files, in threads of their own."
-
-
-def _of(kind: Kind, reason: str, names: str) -> tuple[VllmFlag, ...]:
-    """Accept any value."""
-    return flags_with_same_meaning(lambda name: ignored_flag(name, kind, reason), names)
-
-
-def _but(kind: Kind, takes: tuple[Any, ...], reason: str, names: str) -> tuple[VllmFlag, ...]:
-    """Accept these values."""
-    return flags_with_same_meaning(lambda name: restricted_flag(name, kind, takes, reason), names)
 
 
 def _as(name: str, kind: Kind, ours: str, **more: Any) -> VllmFlag:
@@ -194,30 +173,34 @@ NEWER: tuple[VllmFlag, ...] = (
     _as("device_memory_utilization", float, "gpu_memory_utilization"),
     _as("max_num_queued_reqs", int, "max_waiting"),
     _as("max_num_scheduled_tokens", int, "max_num_batched_tokens"),
-    *OF_LATER_RELEASES,
+    _drafts("spec_method", str, "method"),
+    _drafts("spec_model", str, "model"),
+    _drafts("spec_tokens", int, "num_speculative_tokens"),
     # Images, audio, video.
-    *_of(
-        str,
-        _NO_MEDIA,
+    *ignored(
         "mm_encoder_attn_backend mm_encoder_attn_dtype mm_encoder_fp8_scale_path "
         "mm_encoder_fp8_scale_save_path mm_encoder_tp_mode mm_hasher_algorithm "
         "mm_processor_cache_type mm_processor_device mm_tensor_ipc video_pruning_method",
+        str,
+        _NO_MEDIA,
     ),
-    *_of(
+    *ignored(
+        "mm_encoder_fp8_scale_save_margin mm_ipc_gpu_memory_gb mm_shm_cache_max_object_size_mb",
         float,
         _NO_MEDIA,
-        "mm_encoder_fp8_scale_save_margin mm_ipc_gpu_memory_gb mm_shm_cache_max_object_size_mb",
     ),
-    *_of(
-        bool,
-        _NO_MEDIA,
+    *ignored(
         "language_model_only disable_chunked_mm_input disable_mm_preprocessor_cache "
         "interleave_mm_strings "
         "mm_device_do_normalize enable_tower_connector_lora",
+        bool,
+        _NO_MEDIA,
     ),
-    *_of(dict, _NO_MEDIA, "default_mm_loras"),
-    *_but(list, ([],), "set QUIRE_ALLOWED_MEDIA_DOMAINS for gateways.", "allowed_media_domains"),
-    *_but(bool, (False,), _NO_MEDIA, "mm_encoder_only"),
+    *ignored("default_mm_loras", dict, _NO_MEDIA),
+    *restricted(
+        "allowed_media_domains", list, ([],), "set QUIRE_ALLOWED_MEDIA_DOMAINS for gateways."
+    ),
+    *restricted("mm_encoder_only", bool, (False,), _NO_MEDIA),
     VllmFlag(
         "enable_mm_embeds",
         bool,
@@ -225,138 +208,125 @@ NEWER: tuple[VllmFlag, ...] = (
         becomes=lambda value: {"enable_prompt_embeds": True} if value else {},
     ),
     # Several devices.
-    *_but(int, (1,), _ONE_HOST, "prefill_context_parallel_size"),
-    *_of(
-        int,
-        _REPLICAS,
+    *restricted("prefill_context_parallel_size", int, (1,), _ONE_HOST),
+    *ignored(
         "data_parallel_size_local data_parallel_rank data_parallel_start_rank "
         "data_parallel_rpc_port",
+        int,
+        _REPLICAS,
     ),
-    *_of(
+    *ignored(
+        "data_parallel_external_lb data_parallel_hybrid_lb data_parallel_multi_port_external_lb",
         bool,
         _REPLICAS,
-        "data_parallel_external_lb data_parallel_hybrid_lb data_parallel_multi_port_external_lb",
     ),
-    *_of(str, _REPLICAS, "data_parallel_address data_parallel_backend"),
-    *_but(
-        bool,
-        (False,),
-        _ONE_HOST,
-        "enable_dbo enable_elastic_ep enable_fault_tolerance",
+    *ignored("data_parallel_address data_parallel_backend", str, _REPLICAS),
+    *restricted("enable_dbo enable_elastic_ep enable_fault_tolerance", bool, (False,), _ONE_HOST),
+    *restricted("expert_placement_strategy", str, ("linear",), _EXPERTS),
+    *ignored("enable_ep_weight_filter", bool, "a rank reads its own experts alone."),
+    *restricted(
+        "device_ids", list, ([],), "CUDA_VISIBLE_DEVICES says which device an engine takes."
     ),
-    *_but(str, ("linear",), _EXPERTS, "expert_placement_strategy"),
-    *_of(bool, "a rank reads its own experts alone.", "enable_ep_weight_filter"),
-    *_but(list, ([],), "CUDA_VISIBLE_DEVICES says which device an engine takes.", "device_ids"),
-    *_of(
-        str,
-        _OTHER_HOSTS,
-        "all2all_backend dcp_comm_backend",
-    ),
-    *_of(
-        int,
-        _OTHER_HOSTS,
+    *ignored("all2all_backend dcp_comm_backend", str, _OTHER_HOSTS),
+    *ignored(
         "cp_kv_cache_interleave_size dbo_decode_token_threshold "
         "dbo_prefill_token_threshold dcp_kv_cache_interleave_size distributed_timeout_seconds "
         "cpu_distributed_timeout_seconds elastic_ep_max_dp_size ubatch_size",
+        int,
+        _OTHER_HOSTS,
     ),
-    *_of(bool, _OTHER_HOSTS, "disable_nccl_for_dp_synchronization enable_batch_sharded_sampling"),
-    *_of(dict, _OTHER_HOSTS, "fault_tolerance_config"),
+    *ignored(
+        "disable_nccl_for_dp_synchronization enable_batch_sharded_sampling", bool, _OTHER_HOSTS
+    ),
+    *ignored("fault_tolerance_config", dict, _OTHER_HOSTS),
     # Computation.
-    *_but(
+    *restricted(
+        "gdn_prefill_backend kda_decode_backend kda_prefill_backend linear_backend mamba_backend "
+        "moe_backend sparse_indexer_topk_backend",
         str,
         ("auto",),
         _BACKENDS,
-        "gdn_prefill_backend kda_decode_backend kda_prefill_backend linear_backend mamba_backend "
-        "moe_backend sparse_indexer_topk_backend",
     ),
-    *_but(dict, ({},), _BACKENDS, "ir_op_priority kernel_config"),
-    *_of(bool, _BACKENDS, "enable_flashinfer_autotune use_fp64_gumbel"),
-    *_but(str, ("auto", "float32"), _STATES, "mamba_cache_dtype"),
-    *_but(str, ("none",), _STATES, "mamba_cache_mode"),
-    *_of(int, _STATES, "mamba_block_size"),
-    restricted_flag(
-        "max_cudagraph_capture_size", int, (), "name them all: cudagraph_capture_sizes."
-    ),
-    restricted_flag("performance_mode", str, ("balanced",), "see optimization_level."),
+    *restricted("ir_op_priority kernel_config", dict, ({},), _BACKENDS),
+    *ignored("enable_flashinfer_autotune use_fp64_gumbel", bool, _BACKENDS),
+    *restricted("mamba_cache_dtype", str, ("auto", "float32"), _STATES),
+    *restricted("mamba_cache_mode", str, ("none",), _STATES),
+    *ignored("mamba_block_size", int, _STATES),
+    *restricted("max_cudagraph_capture_size", int, (), "name them all: cudagraph_capture_sizes."),
+    *restricted("performance_mode", str, ("balanced",), "see optimization_level."),
     # Memory.
-    *_but(float, (0,), _OFFLOAD, "offload_group_size offload_num_in_group offload_prefetch_step"),
-    *_but(str, ("auto", "native"), _OFFLOAD, "offload_backend"),
-    *_but(list, ([],), _OFFLOAD, "cpu_offload_params offload_params"),
-    *_but(list, ([],), "kv_cache_dtype is of all layers.", "kv_cache_dtype_skip_layers"),
-    *_of(str, "memory sleeps by enable_sleep_mode alone.", "sleep_mode_backend"),
-    # Loading.
-    *_of(str, _READING, "safetensors_load_strategy"),
-    *_of(int, _READING, "safetensors_prefetch_block_size safetensors_prefetch_num_threads"),
-    restricted_flag(
-        "pt_load_map_location", str, ("cpu",), "files are read on the CPU, part by part."
+    *restricted(
+        "offload_group_size offload_num_in_group offload_prefetch_step", float, (0,), _OFFLOAD
     ),
-    restricted_flag(
+    *restricted("offload_backend", str, ("auto", "native"), _OFFLOAD),
+    *restricted("cpu_offload_params offload_params", list, ([],), _OFFLOAD),
+    *restricted("kv_cache_dtype_skip_layers", list, ([],), "kv_cache_dtype is of all layers."),
+    *ignored("sleep_mode_backend", str, "memory sleeps by enable_sleep_mode alone."),
+    # Loading.
+    *ignored("safetensors_load_strategy", str, _READING),
+    *ignored("safetensors_prefetch_block_size safetensors_prefetch_num_threads", int, _READING),
+    *restricted("pt_load_map_location", str, ("cpu",), "files are read on the CPU, part by part."),
+    *restricted(
         "quantization_config", dict, ({},), "config.json tells how a checkpoint is quantized."
     ),
-    restricted_flag("model_class_overrides", dict, ({},), "give a class to `ModelRegistry`."),
-    restricted_flag(
+    *restricted("model_class_overrides", dict, ({},), "give a class to `ModelRegistry`."),
+    *restricted(
         "allow_deprecated_quantization", bool, (False,), "see docs/quantization.md for what is."
     ),
     # Steps.
-    restricted_flag("max_num_active_seqs", int, (), "max_num_seqs says how many may run."),
-    restricted_flag(
-        "max_num_queued_tokens", int, (), "max_waiting says how many requests may wait."
-    ),
-    restricted_flag("prefill_schedule_interval", int, (1,), "see prefill_tokens_beside_decodes."),
-    restricted_flag(
+    *restricted("max_num_active_seqs", int, (), "max_num_seqs says how many may run."),
+    *restricted("max_num_queued_tokens", int, (), "max_waiting says how many requests may wait."),
+    *restricted("prefill_schedule_interval", int, (1,), "see prefill_tokens_beside_decodes."),
+    *restricted(
         "long_prefill_token_threshold_adaptive", bool, (False,), "name a number of tokens."
     ),
-    ignored_flag("scheduler_reserve_full_isl", bool, "blocks are taken as they are needed."),
-    restricted_flag("scheduler_cls", str, ("",), _SCHEDULER),
-    restricted_flag("stream_interval", int, (1,), "each token is sent as it comes."),
-    restricted_flag(
+    *ignored("scheduler_reserve_full_isl", bool, "blocks are taken as they are needed."),
+    *restricted("scheduler_cls", str, ("",), _SCHEDULER),
+    *restricted("stream_interval", int, (1,), "each token is sent as it comes."),
+    *restricted(
         "shutdown_timeout", float, (), "QUIRE_DRAIN_SECONDS says how long requests may go on."
     ),
-    ignored_flag("renderer_num_workers", int, "gateways tokenize, in threads of their own."),
-    restricted_flag("numa_bind", bool, (False,), "cpu_threads_bind says where threads run."),
-    restricted_flag(
-        "kv_sharing_fast_prefill", bool, (False,), "each layer computes all of a prompt."
-    ),
-    restricted_flag(
+    *ignored("renderer_num_workers", int, "gateways tokenize, in threads of their own."),
+    *restricted("numa_bind", bool, (False,), "cpu_threads_bind says where threads run."),
+    *restricted("kv_sharing_fast_prefill", bool, (False,), "each layer computes all of a prompt."),
+    *restricted(
         "reasoning_config", dict, ({},), "how reasoning ends is the reasoning parser's to say."
     ),
-    restricted_flag(
-        "reasoning_parser_plugin", str, ("",), "a package brings one; docs/extending.md."
-    ),
+    *restricted("reasoning_parser_plugin", str, ("",), "a package brings one; docs/extending.md."),
     # Metrics.
-    *_of(str, "all figures are always shown.", "show_hidden_metrics_for_version"),
-    *_of(bool, "each replica logs a line of its own.", "aggregate_engine_logging"),
-    *_but(
+    *ignored("show_hidden_metrics_for_version", str, "all figures are always shown."),
+    *ignored("aggregate_engine_logging", bool, "each replica logs a line of its own."),
+    *restricted(
+        "cudagraph_metrics enable_layerwise_nvtx_tracing enable_logging_iteration_details "
+        "enable_mfu_metrics enable_trace_replay per_request_spec_decode_metrics",
         bool,
         (False,),
         _MEASURED,
-        "cudagraph_metrics enable_layerwise_nvtx_tracing enable_logging_iteration_details "
-        "enable_mfu_metrics enable_trace_replay per_request_spec_decode_metrics",
     ),
-    restricted_flag(
+    *restricted(
         "profiler_config", dict, ({},), "give start_profile a folder, or POST /start_profile."
     ),
-    restricted_flag(
+    *restricted(
         "custom_histogram_buckets", dict, ({},), "buckets are those of vLLM's own metrics."
     ),
     # Adapters.
-    restricted_flag(
+    *restricted(
         "lora_target_modules", list, ([],), "an adapter's own configuration names its modules."
     ),
-    *_of(
+    *ignored(
+        "enable_mixed_moe_lora_format enable_moe_shared_loras specialize_active_lora",
         bool,
         "adapters of all kinds may stand beside each other.",
-        "enable_mixed_moe_lora_format enable_moe_shared_loras specialize_active_lora",
     ),
-    *_of(int, "an adapter's head may have any number of labels.", "max_lora_cls_labels"),
+    *ignored("max_lora_cls_labels", int, "an adapter's head may have any number of labels."),
     # External weights and caches.
-    *_but(
+    *restricted(
+        "ec_manager_config weight_transfer_config",
         dict,
         ({},),
         "weights and KV blocks stay where they are.",
-        "ec_manager_config weight_transfer_config",
     ),
-    restricted_flag("enable_return_routed_experts", bool, (False,), "no experts are told of."),
+    *restricted("enable_return_routed_experts", bool, (False,), "no experts are told of."),
 )
 
 
@@ -452,37 +422,35 @@ _SINGLE_DEVICE = (
 
 #: In the order of vLLM's manual.
 _OF_THE_MANUAL: tuple[VllmFlag, ...] = (
-    restricted_flag(
+    *restricted(
         "tokenizer_mode",
         str,
         ("auto", "hf", "fast", "slow", "mistral"),
         "a folder's own files say which tokenizer it is, and each kind gives the same ids.",
     ),
-    restricted_flag(
+    *restricted(
         "code_revision",
         str,
         (),
         "code comes with the model: give its commit as revision, or a folder as model.",
     ),
-    restricted_flag(
+    *restricted(
         "config_format",
         str,
         ("auto", "hf"),
         "a model's config.json is read, or a GGUF file's header.",
     ),
-    restricted_flag(
+    *restricted(
         "hf_config_path",
         str,
         (),
         "config.json is read from the model's folder; hf_overrides changes it.",
     ),
-    restricted_flag(
-        "hf_token", bool, (False,), "set the variable HF_TOKEN for the engine's process."
-    ),
-    ignored_flag(
+    *restricted("hf_token", bool, (False,), "set the variable HF_TOKEN for the engine's process."),
+    *ignored(
         "guided_decoding_backend", str, "grammars are enforced by llguidance, whatever is named."
     ),
-    ignored_flag(
+    *ignored(
         "structured_outputs_config", dict, "grammars are enforced by llguidance, whatever is named."
     ),
     VllmFlag(
@@ -491,84 +459,76 @@ _OF_THE_MANUAL: tuple[VllmFlag, ...] = (
         "`distributed_executor_backend`, `ray`",
         becomes=lambda value: {"distributed_executor_backend": "ray"} if value else {},
     ),
-    restricted_flag(
+    *restricted(
         "engine_use_ray", bool, (False,), "an engine is a process. Run `LLM` in an actor of yours."
     ),
-    restricted_flag(
+    *restricted(
         "ray_workers_use_nsight", bool, (False,), "ranks run on CPUs, which Nsight doesn't measure."
     ),
-    restricted_flag("decode_context_parallel_size", int, (1,), _SINGLE_DEVICE, short=("-dcp",)),
-    ignored_flag("max_parallel_loading_workers", int, "each rank loads its part of the model."),
-    ignored_flag(
+    *restricted("decode_context_parallel_size", int, (1,), _SINGLE_DEVICE, short=("-dcp",)),
+    *ignored("max_parallel_loading_workers", int, "each rank loads its part of the model."),
+    *ignored(
         "disable_custom_all_reduce", bool, "ranks gather through shared memory, and reduce nothing."
     ),
-    *(
-        ignored_flag(name, kind, "removed in vLLM 0.5.1: the checkpoint's processor says it.")
-        for name, kind in (
-            ("image_feature_size", int),
-            ("image_input_shape", str),
-            ("image_input_type", str),
-            ("image_token_id", int),
-        )
-    ),
-    ignored_flag("use_v2_block_manager", bool, "there is one block manager."),
-    ignored_flag("num_lookahead_slots", int, "blocks for drafts are taken as they are needed."),
-    restricted_flag(
+    *ignored("image_feature_size", int, _REMOVED),
+    *ignored("image_input_shape image_input_type", str, _REMOVED),
+    *ignored("image_token_id", int, _REMOVED),
+    *ignored("use_v2_block_manager", bool, "there is one block manager."),
+    *ignored("num_lookahead_slots", int, "blocks for drafts are taken as they are needed."),
+    *restricted(
         "cpu_offload_gb",
         float,
         (0,),
         "weights stay on their device. Use --quantization for less memory.",
     ),
-    ignored_flag(
+    *ignored(
         "max_context_len_to_capture",
         int,
         "CUDA graphs are captured for numbers of tokens, of any context.",
     ),
-    ignored_flag(
+    *ignored(
         "max_seq_len_to_capture",
         int,
         "CUDA graphs are captured for numbers of tokens, of any context.",
     ),
-    ignored_flag("tokenizer_pool_size", int, "gateways tokenize, in threads of their own."),
-    ignored_flag("tokenizer_pool_type", str, "gateways tokenize, in threads of their own."),
-    ignored_flag(
-        "tokenizer_pool_extra_config", dict, "gateways tokenize, in threads of their own."
-    ),
-    ignored_flag(
+    *ignored("tokenizer_pool_size", int, "gateways tokenize, in threads of their own."),
+    *ignored("tokenizer_pool_type", str, "gateways tokenize, in threads of their own."),
+    *ignored("tokenizer_pool_extra_config", dict, "gateways tokenize, in threads of their own."),
+    *ignored(
         "lora_extra_vocab_size",
         int,
         "an adapter's own tokens have their room beside it, whatever is set aside.",
     ),
-    restricted_flag(
+    *restricted(
         "long_lora_scaling_factors",
         list,
         ([], [1], [1.0]),
         "rotary embeddings are the model's for all adapters. For LongLoRA set rope_scaling.",
     ),
-    ignored_flag("fully_sharded_loras", bool, "each rank has all of A, which takes no gather."),
-    ignored_flag(
+    *ignored("fully_sharded_loras", bool, "each rank has all of A, which takes no gather."),
+    *ignored(
         "qlora_adapter_name_or_path",
         str,
         "all layers are rounded, and the adapter comes with each request: `lora_request`.",
     ),
-    restricted_flag(
+    *restricted(
         "scheduler_delay_factor",
         float,
         (0,),
         "prompts start as soon as there is room. Leave it out.",
     ),
-    *OF_THE_MANUAL,
-    restricted_flag(
+    *_DRAFTS_OF_THE_MANUAL,
+    *restricted(
         "ignore_patterns", list, ([],), "only the files that a model needs are downloaded."
     ),
-    ignored_flag(
+    *ignored(
         "use_tqdm_on_load", bool, "progress is told as the status of the model, not as a bar."
     ),
-    ignored_flag("kv_cache_metrics", bool, "figures of the KV cache are always counted."),
-    ignored_flag("kv_cache_metrics_sample", float, "figures of the KV cache are always counted."),
-    ignored_flag("disable_log_requests", bool, "`enable_log_requests` is off by default."),
-    ignored_flag("max_log_len", int, "`enable_log_requests` logs 512 tokens of a text at most."),
-    restricted_flag(
+    *ignored("kv_cache_metrics", bool, "figures of the KV cache are always counted."),
+    *ignored("kv_cache_metrics_sample", float, "figures of the KV cache are always counted."),
+    *ignored("disable_log_requests", bool, "`enable_log_requests` is off by default."),
+    *ignored("max_log_len", int, "`enable_log_requests` logs 512 tokens of a text at most."),
+    *restricted(
         "prefix_caching_hash_algo",
         str,
         ("sha256", "sha256_cbor", "builtin"),
@@ -592,30 +552,30 @@ _OF_THE_MANUAL: tuple[VllmFlag, ...] = (
         "`pooler_config`",
         becomes=lambda value: {"pooler_config": dict(value)},
     ),
-    restricted_flag(
+    *restricted(
         "logprobs_mode",
         str,
         ("raw_logprobs",),
         "log probabilities are the model's own: raw_logprobs.",
     ),
-    ignored_flag("mm_processor_cache_gb", float, _NO_MEDIA),
-    ignored_flag("skip_mm_profiling", bool, _NO_MEDIA),
-    restricted_flag(
+    *ignored("mm_processor_cache_gb", float, _NO_MEDIA),
+    *ignored("skip_mm_profiling", bool, _NO_MEDIA),
+    *restricted(
         "allowed_local_media_path", str, ("",), "set QUIRE_ALLOWED_LOCAL_MEDIA_PATH for gateways."
     ),
-    ignored_flag("disable_async_output_proc", bool, "see async_scheduling."),
-    ignored_flag("disable_cascade_attn", bool, "there is no cascade attention."),
-    restricted_flag(
+    *ignored("disable_async_output_proc", bool, "see async_scheduling."),
+    *ignored("disable_cascade_attn", bool, "there is no cascade attention."),
+    *restricted(
         "num_scheduler_steps", int, (1,), "a step makes one token a sequence; leave it out."
     ),
-    ignored_flag("multi_step_stream_outputs", bool, "each token is sent as it comes."),
-    restricted_flag(
+    *ignored("multi_step_stream_outputs", bool, "each token is sent as it comes."),
+    *restricted(
         "worker_cls",
         str,
         ("auto",),
         "the device names its worker; see the entry points quire.devices.",
     ),
-    restricted_flag("worker_extension_cls", str, ("",), "use `LLM.apply_model`."),
+    *restricted("worker_extension_cls", str, ("",), "use `LLM.apply_model`."),
 )
 VLLM_FLAGS: tuple[VllmFlag, ...] = (*_OF_THE_MANUAL, *NEWER)
 BY_NAME: Mapping[str, VllmFlag] = {setting.name: setting for setting in VLLM_FLAGS}
