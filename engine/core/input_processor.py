@@ -243,9 +243,11 @@ class InputProcessor:
         needed = num_prompt_tokens + output
         capacity = self._capacity(message)
         if needed > capacity:
+            encoded = self._facts.encoder_length or self._facts.max_encoder_tokens
+            reserved = f" beside the {encoded} that its encoder may read" if encoded else ""
             raise KVPoolTooSmall(
                 f"The request needs up to {needed} tokens of KV cache, "
-                f"but this replica's pool holds {capacity} for it.",
+                f"but this replica's pool holds {capacity} for it{reserved}.",
                 param="max_tokens" if num_prompt_tokens < capacity else "prompt",
             )
 

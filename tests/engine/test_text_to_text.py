@@ -217,6 +217,12 @@ def test_texts_together_have_the_tokens_of_each_alone(options: Any, root: Path) 
         assert together[: len(TEXTS)] == _built("t5", root)[1]
 
 
+def test_a_pool_that_is_too_small_for_the_longest_text_is_named(root: Path) -> None:
+    llm = _llm(_built("bart", root)[0], num_gpu_blocks_override=12)
+    with pytest.raises(InvalidRequest, match="holds 0 for it beside the 200 that its encoder may"):
+        _run(llm, TEXTS[:1])
+
+
 def test_prompts_have_vllms_forms(root: Path) -> None:
     folder, expected = _built("bart", root)
     llm = _llm(folder)
