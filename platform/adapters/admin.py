@@ -9,16 +9,12 @@ from tenants.models import User
 
 
 class VersionInline(ReadOnlyInline):
-    """The adapter's versions, newest first."""
-
     model = AdapterVersion
     show_change_link = True
     fields = ("number", "state", "short_digest", "rank", "num_bytes", "source")
 
 
 class AliasInline(ReadOnlyInline):
-    """The names that clients send, and the versions that serve them."""
-
     model = AdapterAlias
     fields = ("name", "version", "canary", "canary_percent", "previous")
 
@@ -54,8 +50,6 @@ class AdapterAdmin(ActionsAdmin):
 
 @admin.register(AdapterVersion)
 class AdapterVersionAdmin(ActionsAdmin):
-    """Versions with their reports."""
-
     console_page = "adapters"
     list_display = (
         *("adapter", "number", "state", "short_digest"),
@@ -81,8 +75,6 @@ class AdapterVersionAdmin(ActionsAdmin):
 
 @admin.register(AdapterUpload)
 class AdapterUploadAdmin(ReadOnlyModelAdmin):
-    """Uploads in progress."""
-
     console_page = "adapters"
     list_display = ("public_id", "name", "served_model", "tenant", "num_bytes", "touched_at")
     list_select_related = ("served_model", "tenant")

@@ -9,8 +9,6 @@ from tenants.models import User
 
 
 class ReplicaInline(ReadOnlyInline):
-    """The model's replicas as last seen."""
-
     model = Replica
     fields = ("replica_id", "state", "detail", "pid", "restarts", "last_seen")
 
@@ -54,8 +52,6 @@ class ServedModelAdmin(ActionsAdmin):
 
 @admin.register(Replica)
 class ReplicaAdmin(ActionsAdmin):
-    """Replicas as last seen."""
-
     console_page = "models"
     list_display = ("replica_id", "served_model", "state", "host", "pid", "restarts", "last_seen")
     list_filter = ("state", "served_model")

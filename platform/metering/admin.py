@@ -10,8 +10,6 @@ from tenants.admin import ReadOnlyModelAdmin
 
 @admin.register(UsageEntry)
 class UsageEntryAdmin(ReadOnlyModelAdmin):
-    """The usage ledger, one row per request."""
-
     console_page = "usage"
     list_display = (
         *("started_at", "tenant", "model", "endpoint", "status"),
@@ -35,8 +33,6 @@ class UsageEntryAdmin(ReadOnlyModelAdmin):
 
 @admin.register(Price)
 class PriceAdmin(ReadOnlyModelAdmin):
-    """Prices of tokens."""
-
     console_page = "prices"
     list_display = ("model", "valid_from", *PRICE_FIELDS)
     search_fields = ("model",)

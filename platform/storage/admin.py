@@ -17,8 +17,6 @@ from tenants.admin import ReadOnlyModelAdmin
 
 @admin.register(StoredFile)
 class StoredFileAdmin(ReadOnlyModelAdmin):
-    """Files."""
-
     console_page = "files"
     list_display = ("public_id", "tenant", "filename", "purpose", "size", "created_at")
     list_filter = ("purpose", "tenant")
@@ -28,8 +26,6 @@ class StoredFileAdmin(ReadOnlyModelAdmin):
 
 @admin.register(Batch)
 class BatchAdmin(ReadOnlyModelAdmin):
-    """Batches and their progress."""
-
     console_page = "batches"
     list_display = (
         "public_id", "tenant", "endpoint", "status", "total", "completed", "failed", "created_at",
@@ -96,8 +92,6 @@ class ItemConversationAdmin(ReadOnlyModelAdmin):
 
 @admin.register(StoredUpload)
 class StoredUploadAdmin(ReadOnlyModelAdmin):
-    """Uploads of files in parts."""
-
     list_display = ("public_id", "tenant", "filename", "status", "size", "created_at", "expires_at")
     list_filter = ("status", "tenant")
     search_fields = ("public_id", "filename", "tenant__slug")

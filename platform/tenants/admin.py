@@ -137,8 +137,6 @@ class StateFilter(admin.SimpleListFilter):
 
 @admin.register(ApiKey)
 class ApiKeyAdmin(ActionsAdmin):
-    """API keys by their prefix."""
-
     console_page = "keys"
     list_display = (
         *("prefix", "name", "tenant", "state"),
@@ -162,8 +160,6 @@ class ApiKeyAdmin(ActionsAdmin):
 
 @admin.register(AuditEntry)
 class AuditEntryAdmin(ReadOnlyModelAdmin):
-    """The audit log."""
-
     console_page = "audit"
     list_display = (
         *("at", "actor_label", "actor_kind", "address"),
@@ -181,8 +177,6 @@ class AuditEntryAdmin(ReadOnlyModelAdmin):
 
 @admin.register(Membership)
 class MembershipAdmin(ReadOnlyModelAdmin):
-    """Members of tenants and their roles."""
-
     console_page = "members"
     list_display = ("user", "tenant", "role", "created_at")
     list_filter = ("role", "tenant")
@@ -191,16 +185,12 @@ class MembershipAdmin(ReadOnlyModelAdmin):
 
 
 class TenantMembershipInline(ReadOnlyInline):
-    """The tenant's members."""
-
     model = Membership
     fields = ("user", "role", "created_at")
 
 
 @admin.register(Tenant)
 class TenantAdmin(ActionsAdmin):
-    """Tenants with their share, limits and cache."""
-
     console_page = "tenants"
     list_display = (
         *("slug", "name", "active"),
@@ -233,8 +223,6 @@ class TenantAdmin(ActionsAdmin):
 
 
 class UserMembershipInline(ReadOnlyInline):
-    """The user's tenants."""
-
     model = Membership
     fields = ("tenant", "role", "created_at")
 
