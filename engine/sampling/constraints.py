@@ -168,7 +168,7 @@ class Constraints:
     def _stack_min_tokens(
         self, states: Sequence[RequestSamplingState], eos_token_ids: Sequence[int]
     ) -> None:
-        """Return rows that must not end yet, with the tokens that would end them."""
+        """Collect rows that must not end yet, with the tokens that would end them."""
         self._min_tokens: list[tuple[int, RequestSamplingState, list[int]]] = []
         for row, state in enumerate(states):
             if ends := suppressed_stop_ids(state, eos_token_ids):
@@ -216,7 +216,7 @@ class Constraints:
             self._mask_tokens(logits, pairs.index(self._device))
 
     def _mask_stops_before_min_tokens(self, logits: Tensor) -> None:
-        """Return the index; it is rebuilt only when a row reaches its min_tokens."""
+        """Forbid these tokens; the index is rebuilt only when a row reaches its min_tokens."""
         self._min_tokens = [
             entry
             for entry in self._min_tokens
