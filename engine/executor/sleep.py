@@ -65,7 +65,7 @@ class SleepController:
             self._host, self._gone = None, True
             self._loaded.model = cast(EngineModel, ReleasedModel())
         elif self._host is None and not self._gone:
-            self._host = self._device.offload(_model_tensors(self._loaded))
+            self._host = self._device.offload(model_tensors(self._loaded))
         self._device.release_memory()
         log.info("Asleep at level %d after %.2f s", level, time.perf_counter() - started)
 
@@ -85,7 +85,7 @@ class SleepController:
         log.info("The weights woke in %.2f s", time.perf_counter() - started)
 
 
-def _model_tensors(loaded: LoadedModel) -> Iterator[Tensor]:
+def model_tensors(loaded: LoadedModel) -> Iterator[Tensor]:
     """A model's tensors: those that it lists, otherwise those reachable from it."""
     named = getattr(loaded.model, "named_tensors", None)
     tensors = iter_tensors(loaded.model) if named is None else (tensor for _, tensor in named())

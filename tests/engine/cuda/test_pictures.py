@@ -11,6 +11,8 @@ import torch
 
 from engine import LLM, SamplingParams
 from engine.contract.engine_config import EngineConfig
+from engine.devices.offload import iter_tensors
+from engine.executor.sleep import model_tensors
 from engine.scheduler.encoder_cache import encoder_capacity
 from engine.worker.gpu.encoder_memory import fill_encoder_cache
 from engine.worker.gpu.setup import profile
@@ -88,3 +90,12 @@ def test_a_full_step_is_measured_beside_a_full_encoder_cache(
         llm.core.capacity.layout, meter, lambda: None, fill_encoder=fill_encoder,
     )  # fmt: skip
     assert encoded == [True]
+
+
+def test_encoders_leave_the_device_where_a_model_sleeps(device: FakeDevice, tmp_path: Path) -> None:
+    FAMILIES["llava"](tmp_path)
+    loaded: Any = device.engine(tmp_path).core.executor.worker.loaded
+    sleeping = {tensor.data_ptr() for tensor in model_tensors(loaded)}
+    encoder = [tensor.data_ptr() for tensor in iter_tensors(loaded.model.family)]
+    assert len(encoder) > 20
+    assert set(encoder) <= sleeping
