@@ -200,6 +200,9 @@ class PrefillBudget:
 MIN_BUDGET_TOKENS = 32
 #: The weight of a new step in the averages.
 _NEW = 0.1
+#: The weight of all earlier steps that encoded in the encoder's average. The first step is much
+#: slower than others, as it builds caches.
+_PREVIOUS_ENCODINGS = 7 / 8
 #: Maximum ratio by which a step counts as slower or faster than the average.
 _OUTLIER = 2.0
 #: Maximum of `PrefillLimits.context_cost_tokens`, so that the pace of a model that reads no context
@@ -233,6 +236,8 @@ class PrefillPace:
         self.seconds_per_context_token = seconds_per_read
         self.seconds_per_step_token = seconds_per_token
         self.seconds_per_vector = 0.0
+        #: Of the steps that encoded, later ones with more weight.
+        self._encoder_seconds = self._encoder_vectors = 0.0
         #: Duration of a step with decodes only; 0: not measured yet.
         self._decode_seconds = 0.0
         self._set_limits()
@@ -245,10 +250,10 @@ class PrefillPace:
         """
         if num_vectors:
             expected = self._prompt_seconds(load) + (self._decode_seconds if num_decodes else 0.0)
-            per_vector = max(0.0, seconds - expected) / num_vectors
-            previous = self.seconds_per_vector or per_vector
-            if previous:
-                self.seconds_per_vector = previous * _step(per_vector / previous, 1.0)
+            self._encoder_seconds *= _PREVIOUS_ENCODINGS
+            self._encoder_seconds += max(0.0, seconds - expected)
+            self._encoder_vectors = self._encoder_vectors * _PREVIOUS_ENCODINGS + num_vectors
+            self.seconds_per_vector = self._encoder_seconds / self._encoder_vectors
             self._set_limits()
             return
         if load.tokens + num_decodes >= MIN_BUDGET_TOKENS:

@@ -94,10 +94,10 @@ def test_what_a_step_takes_beyond_its_prompts_and_decodes_is_its_encoders() -> N
     pace = paced(0.0005)
     share = pace._limits.share
     assert share.vector_cost_tokens == 1.0  # not measured yet
-    for _ in range(60):
+    for per_vector in (0.1, *[0.002] * 40):  # the first one builds caches
         load = PrefillLoad()
         load.add(64, 0)
-        pace.update(load, DECODES, 0.01 + 64 * 0.0005 + 20 * 0.002, num_vectors=20)
+        pace.update(load, DECODES, 0.01 + 64 * 0.0005 + 20 * per_vector, num_vectors=20)
     measured = pace._limits.share
     assert pace.seconds_per_token == 0.0005
     assert measured.max_prompt_tokens == share.max_prompt_tokens
