@@ -1,13 +1,11 @@
-"""Families that mix attention with linear attention, linear recurrence or short convolutions."""
+"""Families that mix attention with linear attention."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from typing import Any
 
-import torch
-
-from engine.contract.errors import BadModelConfig, ModelLoadError
+from engine.contract.errors import BadModelConfig
 from engine.models.decoder_spec import MambaSpec, MoeSpec, WeightNames
 from engine.models.families.common import (
     ATTENTION_LAYERS,
@@ -24,26 +22,6 @@ from engine.models.families.llama import llama
 from engine.models.families.mla import latent_attention, sigmoid_experts
 from engine.models.families.moe import mixtral_experts
 
-_LFM2 = WeightNames(
-    final_norm="model.embedding_norm",
-    attention_norm="operator_norm",
-    mlp_norm="ffn_norm",
-    o="self_attn.out_proj",
-    q_norm="self_attn.q_layernorm",
-    k_norm="self_attn.k_layernorm",
-    up=("feed_forward.w1", "feed_forward.w3"),
-    down="feed_forward.w2",
-)
-#: The names of RecurrentGemma.
-_GRIFFIN = WeightNames(
-    final_norm="model.final_norm",
-    attention_norm="temporal_pre_norm",
-    mlp_norm="channel_pre_norm",
-    qkv=("temporal_block.q_proj", "temporal_block.k_proj", "temporal_block.v_proj"),
-    o="temporal_block.o_proj",
-    up=("mlp_block.gate_proj", "mlp_block.up_proj"),
-    down="mlp_block.down_proj",
-)
 #: In checkpoints that `transformers` saved, dense MLPs have the module name of experts.
 _KIMI_BY_TRANSFORMERS = WeightNames(
     up=("block_sparse_moe.gate_proj", "block_sparse_moe.up_proj"),
@@ -239,138 +217,6 @@ def _lightning(config: Config, layers: tuple[bool, ...]) -> MambaSpec:
     )
 
 
-def recurrent_gemma(config: Config) -> dict[str, Any]:
-    """RecurrentGemma (Griffin): most layers are real-gated linear recurrent units (RG-LRU), the
-    others have attention with a sliding window.
-    """
-    refuse(config, hidden_act="gelu_pytorch_tanh")
-    layers, hidden = int(config["num_hidden_layers"]), int(config["hidden_size"])
-    types, heads = config["block_types"], int(config["num_attention_heads"])
-    if not types or (unknown := set(types) - {"recurrent", "attention"}):
-        kind = sorted(unknown)[0] if types else types
-        raise ModelLoadError(
-            f"config.json: block_types: {kind!r} isn't supported.", param="block_types"
-        )
-    carried = tuple(types[layer % len(types)] == "recurrent" for layer in range(layers))
-    width = size_field({"lru_width": hidden, **config}, "lru_width")
-    if width % heads:
-        raise BadModelConfig(
-            f"config.json: num_attention_heads ({heads}) must divide lru_width ({width}).",
-            param="lru_width",
-        )
-    states = MambaSpec(
-        kind="rg_lru",
-        layers=carried,
-        num_heads=heads,
-        num_key_heads=1,
-        value_size=width // heads,
-        key_size=1,
-        conv_width=size_field(config, "conv1d_width"),
-        conv_bias=True,
-        bias=True,
-        inputs="temporal_block.linear_x",
-        output_gate="temporal_block.linear_y",
-        input_gate="temporal_block.rg_lru.input_gate",
-        recurrence_gate="temporal_block.rg_lru.recurrent_gate",
-        conv=("temporal_block.conv_1d",),
-        decay="temporal_block.rg_lru.recurrent_param",
-        rate_bias="",
-        skip="",
-        gated_norm="",
-        output="temporal_block.linear_out",
-    )
-    return {
-        "names": _GRIFFIN,
-        "norm_offset": 1.0,
-        # The model was trained with the root rounded to bfloat16.
-        "embedding_scale": torch.tensor(hidden**0.5, dtype=torch.bfloat16).item(),
-        "logit_soft_cap": float(config["logits_soft_cap"]),
-        "activation": "gelu_tanh",
-        "intermediate_size": size_field(config, "intermediate_size") // 2,
-        "mlp_bias": True,
-        "qkv_bias": bool(config["attention_bias"]),
-        "o_bias": True,
-        "sliding_windows": (size_field(config, "attention_window_size"),) * layers,
-        "states": states if any(carried) else None,
-    }
-
-
-def lfm2_moe(config: Config) -> dict[str, Any]:
-    """LFM2 with experts on all layers except the first `num_dense_layers`."""
-    refuse(config, use_expert_bias=True)
-    layers, dense = int(config["num_hidden_layers"]), int(config["num_dense_layers"])
-    moe = MoeSpec(
-        num_experts=int(config["num_experts"]),
-        top_k=int(config["num_experts_per_tok"]),
-        intermediate_size=int(config["moe_intermediate_size"]),
-        layers=tuple(layer >= dense for layer in range(layers)),
-        renormalize=bool(config["norm_topk_prob"]),
-        sigmoid=True,
-        choice_bias="feed_forward.expert_bias",
-        scale=float(config["routed_scaling_factor"]),
-        router="feed_forward.gate",
-        experts="feed_forward.experts.",
-        expert_names=("w1", "w3", "w2"),
-    )
-    return {**lfm2(config), "moe": moe}
-
-
-def lfm2(config: Config) -> dict[str, Any]:
-    """LFM2: most layers are short convolutions between two gates, the others have attention."""
-    layers, attending = int(config["num_hidden_layers"]), config.get("full_attn_idxs")
-    types = [
-        ATTENTION_LAYERS[1] if attending is None or index in attending else "conv"
-        for index in range(layers)
-    ]
-    carried, hidden = layers_with_state(config, types, ("conv",)), int(config["hidden_size"])
-    bias = bool(config["conv_bias"])
-    states = MambaSpec(
-        kind="conv",
-        layers=carried,
-        num_heads=1,
-        num_key_heads=1,
-        value_size=hidden,
-        key_size=0,
-        conv_width=size_field(config, "conv_L_cache"),
-        conv_bias=bias,
-        bias=bias,
-        inputs="conv.in_proj",
-        conv=("conv.conv",),
-        decay="",
-        rate_bias="",
-        skip="",
-        gated_norm="",
-        output="conv.out_proj",
-    )
-    return {
-        "names": _LFM2,
-        "qk_norm": "rms_head",
-        "activation": "silu",
-        "intermediate_size": _lfm2_mlp_size(config),
-        "states": states if any(carried) else None,
-    }
-
-
-def _lfm2_mlp_size(config: Config) -> int:
-    """Return the MLP's size: with `block_auto_adjust_ff_dim` two thirds of the config's size, times
-    `block_ffn_dim_multiplier`, rounded up to `block_multiple_of`.
-    """
-    size = int(config.get("block_ff_dim") or config["intermediate_size"])
-    if not config["block_auto_adjust_ff_dim"]:
-        return size
-    size = int(2 * size / 3)
-    if (factor := config.get("block_ffn_dim_multiplier")) is not None:
-        multiple = size_field(config, "block_multiple_of")
-        size = -(-int(factor * size) // multiple) * multiple
-    return size
-
-
-def _lfm2_names(config: Config) -> Config:
-    """Rename fields of the first checkpoints."""
-    older = {"theta": "rope_theta", "tie_embedding": "tie_word_embeddings"}
-    return {**config, **{new: config[old] for old, new in older.items() if old in config}}
-
-
 def _delta(config: Config, layers: tuple[bool, ...]) -> MambaSpec | None:
     if not any(layers):
         return None
@@ -397,14 +243,6 @@ def _delta(config: Config, layers: tuple[bool, ...]) -> MambaSpec | None:
     )
 
 
-_LFM2_DEFAULTS = {
-    "rms_norm_eps": 1e-5,
-    "rope_theta": 1e6,
-    "max_position_embeddings": 128000,
-    "tie_word_embeddings": True,
-    "conv_L_cache": 3,
-    "conv_bias": False,
-}
 _MINIMAX_DEFAULTS = {
     "rms_norm_eps": 1e-5,
     "rope_theta": 1e6,
@@ -419,21 +257,8 @@ _MINIMAX_DEFAULTS = {
     "mlp_alpha_factor": 1.0,
     "mlp_beta_factor": 1.0,
 }
+
 FAMILIES = {
-    "RecurrentGemmaForCausalLM": Family(
-        recurrent_gemma,
-        {
-            "hidden_act": "gelu_pytorch_tanh",
-            "max_position_embeddings": 8192,
-            "tie_word_embeddings": True,
-            "partial_rotary_factor": 0.5,
-            "block_types": ["recurrent", "recurrent", "attention"],
-            "attention_window_size": 2048,
-            "attention_bias": False,
-            "conv1d_width": 4,
-            "logits_soft_cap": 30.0,
-        },
-    ),
     "MiniMaxText01ForCausalLM": Family(minimax, _MINIMAX_DEFAULTS, _minimax_names),
     "MiniMaxM1ForCausalLM": Family(minimax, _MINIMAX_DEFAULTS, _minimax_names),
     "KimiLinearForCausalLM": Family(
@@ -454,31 +279,6 @@ FAMILIES = {
         _kimi_names,
     ),
     "MiniMaxForCausalLM": Family(minimax, _MINIMAX_DEFAULTS),
-    "Lfm2MoeForCausalLM": Family(
-        lfm2_moe,
-        {
-            **_LFM2_DEFAULTS,
-            "block_auto_adjust_ff_dim": False,
-            "use_expert_bias": True,
-            "num_dense_layers": 2,
-            "num_experts": 32,
-            "num_experts_per_tok": 4,
-            "moe_intermediate_size": 1792,
-            "norm_topk_prob": True,
-            "routed_scaling_factor": 1.0,
-        },
-        _lfm2_names,
-    ),
-    "Lfm2ForCausalLM": Family(
-        lfm2,
-        {
-            **_LFM2_DEFAULTS,
-            "block_auto_adjust_ff_dim": True,
-            "block_multiple_of": 256,
-            "block_ffn_dim_multiplier": 1.0,
-        },
-        _lfm2_names,
-    ),
     "Qwen3NextForCausalLM": Family(
         qwen3_next,
         {
