@@ -11,7 +11,7 @@ from torch import Tensor
 
 from kernels.layers import LinearLayer, MixtureOfExperts, MlpWeights, NormWeights
 from kernels.lora import LayerLoras, LoraTable, TableSegment
-from kernels.ssm import ScanWeights
+from kernels.ssm import ScanWeights, StateRows
 
 
 class DecoderShape(Protocol):
@@ -27,6 +27,8 @@ class DecoderShape(Protocol):
         round_attention: see `AttentionArgs.round_inputs`.
         attention_output_scale, mlp_output_scale: factors of their output projections.
         mlp_gate_scale: the factor of the MLP's gate before the activation.
+        attention_output_gate: whether each head's query is followed by a gate, whose sigmoid
+            multiplies the head's output.
     """
 
     @property
@@ -66,6 +68,8 @@ class DecoderShape(Protocol):
     @property
     def attention_output_scale(self) -> float: ...
     @property
+    def attention_output_gate(self) -> bool: ...
+    @property
     def mlp_gate_scale(self) -> float: ...
     @property
     def mlp_output_scale(self) -> float: ...
@@ -100,28 +104,40 @@ class DecoderLayer(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StateLayer:
-    """A layer's Mamba 2 mixer, instead of attention or beside it. All tensors except `scan_states`
-    are float32.
+    """A layer with a recurrent state, instead of attention or beside it. All tensors except
+    `scan_states` are float32.
 
     Attributes:
-        inputs: the input projection to gate, values, keys, queries and rates.
+        kind: "mamba2"; "mamba1", whose heads have one value each; "delta", the gated delta rule;
+            "conv", a short convolution between two gates.
+        inputs: the projection of the hidden state: "mamba2": to gate, values, keys, queries and
+            rates; "mamba1": to values and gate; "delta": by key head to query, key, values and
+            gates of its heads; "conv": to the gates before and after the convolution, and values.
         input_scales: factors of its outputs; None for 1.
-        conv, conv_bias: [width, channels] and [channels] of the convolution over values, keys and
-        queries.
-        scan: the scan's parameters by head.
-        norm: [values], the norm of the heads' outputs in groups by key head; or None.
+        selection: "mamba1": the projection of the convolution's result to the inputs of `rates`,
+            keys and queries, which `selection_norms` norm; otherwise None and ().
+        rates: the projection to rates in "mamba1", to each key head's betas and rates in "delta".
+        conv, conv_bias: [width, channels] and [channels]. The channels are values, keys and queries
+            ("mamba2"), queries, keys and values ("delta"), or values.
+        scan: the scan's parameters by head; None for "conv".
+        norm: the norm of the heads' outputs: [values], in groups by key head ("mamba2"), or
+            [value_size] ("delta"); or None.
         norm_before_gate: whether the norm precedes the gate.
         output: the output projection, multiplied by `output_scale`.
         key_heads: number of heads of keys and queries.
         conv_states, scan_states, scan_scales: by block, see `KernelSet.causal_conv` and
-        `KernelSet.linear_scan`.
+            `KernelSet.linear_scan`.
     """
 
+    kind: str
     inputs: LinearLayer
-    input_scales: Tensor | None
+    input_scales: Tensor | None = None
+    selection: LinearLayer | None = None
+    selection_norms: Sequence[NormWeights] = ()
+    rates: LinearLayer | None = None
     conv: Tensor
     conv_bias: Tensor | None
-    scan: ScanWeights
+    scan: ScanWeights | None
     norm: Tensor | None
     norm_before_gate: bool
     output: LinearLayer
@@ -164,6 +180,7 @@ class CompiledDecoder(ABC):
         other_groups: Sequence[tuple[Tensor, Tensor]] = (),
         adapters: Sequence[TableSegment] = (),
         inputs: AuxStateBuffer | None = None,
+        states: StateRows | None = None,
     ) -> Tensor:
         """Return hidden states after the final norm, float32 [R, H].
 
@@ -171,11 +188,10 @@ class CompiledDecoder(ABC):
         residual after the last layer if all rows are returned. rows int64 [R] are the rows to
         return, by default all. `other_groups` are slot_mapping and block_tables of the KV cache
         groups 1, 2, ... `adapters` lists the tokens with adapters, as for `KernelSet.add_lora`.
-        `inputs` receives the inputs of some layers. The other arguments are those of
-        `rope_and_cache` and `paged_attention`.
+        `inputs` receives the inputs of some layers. `states` are the blocks of layers with states;
+        None without any. The other arguments are those of `rope_and_cache` and `paged_attention`.
 
-        Raises ValueError for inconsistent arguments, and for layers with states, which only a
-        `CompiledStep` can run.
+        Raises ValueError for inconsistent arguments.
         """
 
     def lora_table(self, layers: LayerLoras) -> LoraTable | None:

@@ -57,14 +57,8 @@ from kernels.lora import (
 )
 from kernels.moe import SequentialMoe
 from kernels.ranks import Exchange, RankGroup
-from kernels.ssm import (
-    ScanInputs,
-    ScanWeights,
-    StateRows,
-    causal_conv,
-    diagonal_scan,
-    linear_scan,
-)
+from kernels.sparse_index import select_tokens
+from kernels.ssm import ScanInputs, ScanWeights, StateOperations, StateRows
 
 __all__ = [
     "NO_NORM",
@@ -93,7 +87,7 @@ __all__ = [
 ]
 
 
-class KernelSet(LinearFactory):
+class KernelSet(LinearFactory, StateOperations):
     """An implementation of all operations."""
 
     name: str
@@ -328,6 +322,14 @@ class KernelSet(LinearFactory):
         out = torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=mask)
         return out.transpose(1, 2).flatten(0, 1)
 
+    def select_tokens(
+        self, queries: Tensor, factors: Tensor, keys: Tensor, visible: Tensor, top_k: int
+    ) -> Tensor:
+        """Return the `top_k` tokens that each query attends to, int64 [n, top_k], ascending. See
+        `select_tokens` in `kernels.sparse_index`.
+        """
+        return select_tokens(queries, factors, keys, visible, top_k)
+
     def rope_and_cache_mla(
         self,
         q: Tensor,
@@ -367,49 +369,6 @@ class KernelSet(LinearFactory):
         result = self.paged_attention(args.of_whole_values())[..., -args.latent :]
         return result if args.out is None else args.out.copy_(result)
 
-    def causal_conv(
-        self,
-        x: Tensor,
-        states: Tensor,
-        weight: Tensor,
-        bias: Tensor | None,
-        of: StateRows,
-        *,
-        silu: bool = True,
-    ) -> Tensor:
-        """Return silu(each channel's weighted sum of a sequence's last W inputs), or the sum, [T,
-        C].
-
-        x [T, C], with any stride between tokens; weight [W, C], whose last row is for the token
-        itself; bias [C]. `states` [R, W - 1, C] contains previous inputs by row, and is updated to
-        the sequences' last tokens. `of`: the rows and tokens of sequences.
-        """
-        return causal_conv(x, states, weight, bias, of, silu=silu)
-
-    def linear_scan(
-        self,
-        inputs: ScanInputs,
-        weights: ScanWeights,
-        states: Tensor,
-        of: StateRows,
-        scales: Tensor | None = None,
-    ) -> Tensor:
-        """Return each token's queries applied to its heads' states, [T, heads, value_size].
-
-        `states` [R, heads, value_size, key_size] is float32, bfloat16, or int8 with a scale per
-        vector. It is updated and rounded token by token, see `kernels.ssm`. `of`: the rows and
-        tokens of sequences.
-        """
-        return linear_scan(inputs, weights, states, of, scales)
-
-    def diagonal_scan(self, x: Tensor, decay: Tensor, states: Tensor, of: StateRows) -> Tensor:
-        """Return decay * state + x of each channel, token by token, [T, C].
-
-        x and decay [T, C], contiguous. `states` [R, C], float32, is updated to the sequences' last
-        tokens. `of`: the rows and tokens of sequences.
-        """
-        return diagonal_scan(x, decay, states, of)
-
     def activation(self, name: str) -> Activation:
         """Return an activation without a gate. Raises KeyError for an unknown one."""
         return activation(name)
@@ -421,6 +380,10 @@ class KernelSet(LinearFactory):
     @abstractmethod
     def gelu_and_mul(self, x: Tensor, approximate: str = "none") -> Tensor:
         """x [T, 2I] -> gelu(first half) * second half; approximate: "none" or "tanh"."""
+
+    def sigmoid_and_mul(self, gate: Tensor, x: Tensor) -> Tensor:
+        """gate and x [T, N] -> sigmoid(gate) * x."""
+        return torch.sigmoid(gate) * x
 
     def route(
         self,

@@ -252,3 +252,50 @@ def _sequence_spans(of: StateRows) -> list[tuple[int, int, int]]:
     """Return (first token, end, row) of each sequence."""
     starts = of.starts.tolist()
     return list(zip(starts[:-1], starts[1:], of.rows.tolist(), strict=True))
+
+
+class StateOperations:
+    """The operations of a `KernelSet`, here in torch."""
+
+    def causal_conv(
+        self,
+        x: Tensor,
+        states: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        of: StateRows,
+        *,
+        silu: bool = True,
+    ) -> Tensor:
+        """Return silu(each channel's weighted sum of a sequence's last W inputs), or the sum, [T,
+        C].
+
+        x [T, C], with any stride between tokens; weight [W, C], whose last row is for the token
+        itself; bias [C]. `states` [R, W - 1, C] contains previous inputs by row, and is updated to
+        the sequences' last tokens. `of`: the rows and tokens of sequences.
+        """
+        return causal_conv(x, states, weight, bias, of, silu=silu)
+
+    def linear_scan(
+        self,
+        inputs: ScanInputs,
+        weights: ScanWeights,
+        states: Tensor,
+        of: StateRows,
+        scales: Tensor | None = None,
+    ) -> Tensor:
+        """Return each token's queries applied to its heads' states, [T, heads, value_size].
+
+        `states` [R, heads, value_size, key_size] is float32, bfloat16, or int8 with a scale per
+        vector. It is updated and rounded token by token, see `kernels.ssm`. `of`: the rows and
+        tokens of sequences.
+        """
+        return linear_scan(inputs, weights, states, of, scales)
+
+    def diagonal_scan(self, x: Tensor, decay: Tensor, states: Tensor, of: StateRows) -> Tensor:
+        """Return decay * state + x of each channel, token by token, [T, C].
+
+        x and decay [T, C], contiguous. `states` [R, C], float32, is updated to the sequences' last
+        tokens. `of`: the rows and tokens of sequences.
+        """
+        return diagonal_scan(x, decay, states, of)

@@ -35,8 +35,7 @@ def compile_decoder(
     Args:
         caches: KV caches of the layers with attention.
         group_of: their KV cache groups.
-        states: states by index of their layer. For a model with states, decode steps run in one
-            call, prefills layer by layer.
+        states: states by index of their layer.
     """
     reason, compiled = _obstacle(spec, layers), None
     if not reason:
@@ -68,11 +67,13 @@ def _state_layer(
     weights = layer.state if layer.state is not None else layer.attention
     if spec.states is None or cache is None or not isinstance(weights, StateWeights):
         return None
-    if weights.scan is None:
-        raise ValueError("a layer of Mamba 2 has a recurrence")
     return StateLayer(
+        kind=spec.states.kind,
         inputs=weights.inputs,
         input_scales=weights.input_scales,
+        selection=weights.selection,
+        selection_norms=weights.selection_norms,
+        rates=weights.rates,
         conv=weights.conv,
         conv_bias=weights.conv_bias,
         scan=weights.scan,
@@ -98,8 +99,8 @@ def _obstacle(spec: DecoderSpec, layers: Sequence[LayerWeights]) -> str:
     if spec.kv_sources or spec.value_norm:
         return "its layers share keys and values, or norm values"
     exact = spec.norm == "rms" and (spec.gated or spec.activation in ("relu", "relu2"))
-    if spec.states is not None and (spec.states.kind != "mamba2" or not exact):
-        return "some of its layers carry a state that isn't Mamba 2's, or have torch's activations"
+    if spec.states is not None and not exact:
+        return "some of its layers carry a state, and have torch's activations"
     if spec.states is None and (spec.attends or spec.has_mlp):
         return "some of its layers have attention or an MLP alone"
     if spec.shared is not None:
@@ -108,8 +109,6 @@ def _obstacle(spec: DecoderSpec, layers: Sequence[LayerWeights]) -> str:
         return "it attends to an encoder's states"
     if spec.latents is not None:
         return "it attends over latents"
-    if spec.attention_output_gate:
-        return "its attention has gates"
     if any(layer.residual_mlp is not None for layer in layers) or (
         spec.wiring == "parallel" and spec.moe is not None
     ):

@@ -386,6 +386,11 @@ class NativeDecoder(SupportsLoRA):
         # A layer with only an MLP has no cache.
         self._layer_caches = [caches.get(layer, (0, None)) for layer in range(self.spec.num_layers)]
 
+    @property
+    def states(self) -> StateTable | None:
+        """The layers' states; None without any."""
+        return self._states
+
     def state_tensors(self) -> tuple[Tensor, ...]:
         """Tensors of all layers' states, whose first dimension is the block; () without states."""
         return () if self._states is None else self._states.tensors()
@@ -498,9 +503,10 @@ class NativeDecoder(SupportsLoRA):
         tables = adapters.tables()
         embeds = context.encoder_embeds
         deep = embeds is not None and embeds[1].shape[1] > self.spec.hidden_size
-        by_layer = deep or context.visible_ends is not None or self._states is not None
+        by_layer = deep or context.visible_ends is not None
+        states = self._states
         if self._compiled is not None and tables is not None and not by_layer:
-            return self._compiled(
+            x = self._compiled(
                 residual,
                 context.positions,
                 context.slot_mapping,
@@ -511,7 +517,11 @@ class NativeDecoder(SupportsLoRA):
                 [(group.slot_mapping, group.block_tables) for group in context.other_groups],
                 tables,
                 None if taps is None else taps.buffer(residual),
+                None if states is None else states.begin_step(context),
             )
+            if states is not None:
+                states.finish_step()
+            return x
         if not adapters and context.lora_rows is None:
             return self._run_layers(residual, context, context.logits_rows, taps)
         # Adapters refer to tokens, so all of these go through the last layer.

@@ -124,6 +124,8 @@ class AttentionMetadata:
         sequence_rows: int64 [num_seqs], each sequence's row in the running batch, for models of
             the bridge with states.
         states: for models with states in blocks.
+        state_rows: int64 [num_seqs], the sequences' blocks of states on the device, for recorded
+            steps.
         embeds: (tokens of the step, int64 [n]; float32 [n, hidden] instead of their rows of the
             embedding table), or None. Only for models with `takes_embeds`.
         encoder_embeds: the same for an encoder's vectors, which aren't scaled like embeddings; or
@@ -152,6 +154,7 @@ class AttentionMetadata:
     logits_rows: Tensor | None = None
     sequence_rows: Tensor | None = None
     states: StateStep | None = None
+    state_rows: Tensor | None = None
     num_decodes: int = 0
     prefill_start_loc: Tensor | None = None
     other_groups: tuple[AttentionMetadata, ...] = ()

@@ -117,16 +117,19 @@ class DecoderShape(ctypes.Structure):
         ("scale", F), ("soft_cap", F), ("residual_scale", F), ("cache_dtype", N), ("neox", N),
         ("gated", N), ("parallel", N), ("round_inputs", N), ("act", Activation), ("clip_qkv", F),
         ("attention_output_scale", F), ("mlp_gate_scale", F), ("mlp_output_scale", F),
+        ("attention_output_gate", N),
     ]
 
 
 class StateLayer(ctypes.Structure):
     _fields_ = [
-        ("inputs", P), ("output", P), ("input_scales", P), ("conv", P), ("conv_bias", P),
-        ("decay", P), ("rate_bias", P), ("skip", P), ("norm", P), ("conv_states", P),
-        ("scan_states", P), ("scan_scales", P), ("num_blocks", L), ("heads", L), ("key_heads", L),
-        ("value_size", L), ("key_size", L), ("width", L), ("least_rate", F), ("most_rate", F),
-        ("output_scale", F), ("norm_before_gate", N), ("states_dtype", N),
+        ("inputs", P), ("output", P), ("selection", P), ("rates", P), ("rates_norm", Norm),
+        ("key_norm", Norm), ("query_norm", Norm), ("input_scales", P), ("conv", P),
+        ("conv_bias", P), ("decay", P), ("rate_bias", P), ("skip", P), ("norm", P),
+        ("conv_states", P), ("scan_states", P), ("scan_scales", P), ("num_blocks", L), ("heads", L),
+        ("key_heads", L), ("value_size", L), ("key_size", L), ("width", L), ("channels", L),
+        ("least_rate", F), ("most_rate", F), ("output_scale", F), ("kind", N),
+        ("norm_before_gate", N), ("states_dtype", N),
     ]
 
 
@@ -222,6 +225,13 @@ class DiagonalScan(ctypes.Structure):
     ]
 
 
+class SelectTokens(ctypes.Structure):
+    _fields_ = [
+        ("out", P), ("queries", P), ("factors", P), ("keys", P), ("visible", P), ("rows", L),
+        ("heads", L), ("size", L), ("num_keys", L), ("top_k", L), ("scale", F),
+    ]
+
+
 #: Result and arguments of each function.
 FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     "quire_gate_and_mul": (N, [P, P, L, L, N, N, N]),
@@ -231,7 +241,7 @@ FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     "quire_multiply": (N, [L, N]),
     "quire_decoder_new": (P, [P, P, L, P]),
     "quire_decoder_free": (None, [P]),
-    "quire_decoder_run": (N, [P, P, P, L, P, P, L, P, P, L, P, L, P, L, P, L, P, N]),
+    "quire_decoder_run": (N, [P, P, P, L, P, P, L, P, P, L, P, L, P, L, P, L, P, P, N]),
     "quire_run_experts": (N, [P, P, P, L, P, L, N]),
     "quire_linear": (N, [P, P, P, L, L, N, N]),
     "quire_linear_heads": (N, [P, L, P, L, L, P, L, L, L, N, N]),
@@ -278,6 +288,7 @@ FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     "quire_causal_conv": (N, [P, N]),
     "quire_linear_scan": (N, [P, N]),
     "quire_diagonal_scan": (N, [P, N]),
+    "quire_select_tokens": (N, [P, N]),
     "quire_step_new": (P, [P, P]),
     "quire_step_free": (None, [P]),
     "quire_step_run": (N, [P, P, P, L, L, P, P, P, L, N]),

@@ -25,11 +25,15 @@ from kernels.cpu.library import (
     check,
     check_dense,
     check_scales,
+    describe_norm,
     sparse_args,
+    vector_address,
 )
 from kernels.cpu.lora import CpuLoraTable, LoraSegments
 from kernels.cpu.memory import num_threads
+from kernels.cpu.mixers import describe_state
 from kernels.cpu.moe import CpuExperts, activation_of, handle_of, sizes_of
+from kernels.cpu.ssm import describe_rows
 from kernels.cpu.step import CpuStep, layer_indices
 from kernels.interface import (
     NO_NORM,
@@ -43,10 +47,7 @@ from kernels.interface import (
     NormWeights,
 )
 from kernels.lora import LayerLoras, LoraTable, TableSegment
-from kernels.ssm import STATE_DTYPES
-from kernels.tensors import describe
-
-NORMS = {"rms": 0, "layer": 1, "none": 2}
+from kernels.ssm import StateRows
 
 
 class CpuDecoder(CompiledDecoder):
@@ -77,7 +78,9 @@ class CpuDecoder(CompiledDecoder):
         self.hidden_size = shape.hidden_size
         self._has_attention = bool(attending)
         self._state_blocks = {len(state.scan_states) for state in states if state is not None}
-        described_states = [None if state is None else _state(shape, state) for state in states]
+        described_states = [
+            None if state is None else describe_state(shape, state) for state in states
+        ]
         self._references = (layers, caches, final_norm, states, described_states)
         table = (c.DecoderLayer * len(layers))(
             *(
@@ -87,7 +90,7 @@ class CpuDecoder(CompiledDecoder):
                 )
             )
         )
-        last = _norm("final_norm", final_norm, shape.hidden_size)
+        last = describe_norm("final_norm", final_norm, shape.hidden_size)
         described = _shape(shape, attending)
         handle = library.decoder_new(
             ctypes.byref(described), table, len(layers), ctypes.byref(last)
@@ -110,9 +113,10 @@ class CpuDecoder(CompiledDecoder):
         other_groups: Sequence[tuple[Tensor, Tensor]] = (),
         adapters: Sequence[TableSegment] = (),
         inputs: AuxStateBuffer | None = None,
+        states: StateRows | None = None,
     ) -> Tensor:
-        if self._state_blocks:
-            raise ValueError("layers with states run in whole steps alone")
+        if (states is None) == bool(self._state_blocks):
+            raise ValueError("layers with states, and they alone, need blocks")
         tokens, sequences = hidden.shape[0], block_tables.shape[0]
         check_dense("hidden", hidden, (tokens, self.hidden_size), torch.float32)
         check_dense("positions", positions, (tokens,), torch.int64)
@@ -129,19 +133,20 @@ class CpuDecoder(CompiledDecoder):
         if rows is not None:
             check_dense("rows", rows, rows.shape, torch.int64)
             num_rows, rows_address = rows.shape[0], rows.data_ptr()
-        loras, taps, states_address = LoraSegments(adapters), layer_indices((), 0), None
+        loras, taps, inputs_address = LoraSegments(adapters), layer_indices((), 0), None
         if inputs is not None:
             taps = layer_indices(inputs.layers, len(self._sizes))
             check_dense(
                 "inputs", inputs.states, (tokens, len(taps) * self.hidden_size), torch.float32
             )
-            states_address = inputs.states.data_ptr()
+            inputs_address = inputs.states.data_ptr()
+        described = None if states is None else describe_rows(states, tokens, *self._state_blocks)
         out = torch.empty((tokens if rows is None else num_rows, self.hidden_size))
         status = self._run(
             self._handle, out.data_ptr(), hidden.data_ptr(), tokens, positions.data_ptr(), groups,
             len(groups), seq_lens.data_ptr(), query_start_loc.data_ptr(), sequences,
-            rows_address, num_rows, loras.table, loras.count, taps, len(taps), states_address,
-            num_threads(),
+            rows_address, num_rows, loras.table, loras.count, taps, len(taps), inputs_address,
+            None if described is None else ctypes.byref(described), num_threads(),
         )  # fmt: skip
         if status:
             check(status)
@@ -182,50 +187,6 @@ def _attention(layer: DecoderLayer) -> AttentionWeights:
     return layer.attention
 
 
-def _state(shape: DecoderShape, state: StateLayer) -> c.StateLayer:
-    blocks, heads, value_size, key_size = state.scan_states.shape
-    values, keys = heads * value_size, state.key_heads * key_size
-    width, channels = state.conv.shape
-    if channels != values + 2 * keys or heads % state.key_heads:
-        raise ValueError("a state's convolution is over its values, keys and queries")
-    if state.scan_states.dtype not in STATE_DTYPES or not state.scan_states.is_contiguous():
-        raise ValueError(f"states {describe(state.scan_states)} must be contiguous, of few bits")
-    check_dense("conv", state.conv, (width, channels), torch.float32)
-    check_dense("conv_states", state.conv_states, (blocks, width - 1, channels), torch.float32)
-    if (state.scan_scales is None) == (state.scan_states.dtype == torch.int8):
-        raise ValueError("states of int8, and they alone, have scales")
-    if state.scan_scales is not None:
-        check_dense("scan_scales", state.scan_scales, (blocks, heads, value_size), torch.float32)
-    scan, rows = state.scan, 2 * values + 2 * keys + heads
-    if scan.delta:
-        raise ValueError("states by the delta rule aren't compiled")
-    return c.StateLayer(
-        inputs=handle_of("inputs", state.inputs, (shape.hidden_size, rows)),
-        output=handle_of("output", state.output, (values, shape.hidden_size)),
-        input_scales=_vector_address("input_scales", state.input_scales, rows),
-        conv=state.conv.data_ptr(),
-        conv_bias=_vector_address("conv_bias", state.conv_bias, channels),
-        decay=_vector_address("decay", scan.decay, heads),
-        rate_bias=_vector_address("rate_bias", scan.rate_bias, heads),
-        skip=_vector_address("skip", scan.skip, heads),
-        norm=_vector_address("norm", state.norm, values),
-        conv_states=state.conv_states.data_ptr(),
-        scan_states=state.scan_states.data_ptr(),
-        scan_scales=address(state.scan_scales),
-        num_blocks=blocks,
-        heads=heads,
-        key_heads=state.key_heads,
-        value_size=value_size,
-        key_size=key_size,
-        width=width,
-        least_rate=scan.limits[0],
-        most_rate=scan.limits[1],
-        output_scale=state.output_scale,
-        norm_before_gate=state.norm_before_gate,
-        states_dtype=CACHE_DTYPES[state.scan_states.dtype],
-    )
-
-
 def _shape(
     shape: DecoderShape, attending: list[tuple[AttentionWeights, KVCache]]
 ) -> c.DecoderShape:
@@ -261,25 +222,8 @@ def _shape(
         attention_output_scale=shape.attention_output_scale,
         mlp_gate_scale=shape.mlp_gate_scale,
         mlp_output_scale=shape.mlp_output_scale,
+        attention_output_gate=shape.attention_output_gate,
     )
-
-
-def _vector_address(name: str, x: Tensor | None, size: int) -> int | None:
-    """Return the address of a float32 vector of `size` values."""
-    if x is None:
-        return None
-    check_dense(name, x, (size,), torch.float32)
-    return x.data_ptr()
-
-
-def _norm(name: str, norm: NormWeights, width: int) -> c.Norm:
-    if norm.kind not in NORMS or (norm.kind == "rms" and norm.weight is None):
-        raise ValueError(f"{name} must be one of {', '.join(NORMS)}, and RMS has a weight")
-    weight, bias = (
-        _vector_address(name, norm.weight, width),
-        _vector_address(name, norm.bias, width),
-    )
-    return c.Norm(weight=weight, bias=bias, kind=NORMS[norm.kind])
 
 
 def _head_norm(name: str, norm: HeadNormWeights | None, heads: int, size: int) -> c.HeadNorm:
@@ -290,7 +234,7 @@ def _head_norm(name: str, norm: HeadNormWeights | None, heads: int, size: int) -
         raise ValueError(f"{name} must have 1 or {heads} rows")
     check_dense(name, norm.weight, (rows, size), torch.float32)
     stride = size if rows > 1 else 0
-    bias = _vector_address(name, norm.bias, size)
+    bias = vector_address(name, norm.bias, size)
     return c.HeadNorm(weight=norm.weight.data_ptr(), bias=bias, stride=stride)
 
 
@@ -305,15 +249,15 @@ def _layer(
     mlp, mlp_norm = layer.mlp, layer.mlp_norm or NO_NORM
     hidden, size, inner = shape.hidden_size, shape.head_dim, shape.intermediate_size
     described = c.DecoderLayer(
-        input_norm=_norm("input_norm", layer.input_norm, hidden),
-        attention_out_norm=_norm("attention_out_norm", layer.attention_out_norm, hidden),
-        mlp_norm=_norm("mlp_norm", mlp_norm, hidden),
+        input_norm=describe_norm("input_norm", layer.input_norm, hidden),
+        attention_out_norm=describe_norm("attention_out_norm", layer.attention_out_norm, hidden),
+        mlp_norm=describe_norm("mlp_norm", mlp_norm, hidden),
         gate_up=handle_of(
             "gate_up", None if mlp is None else mlp.up, (hidden, inner * (2 if shape.gated else 1))
         ),
         down=handle_of("down", None if mlp is None else mlp.down, (inner, hidden)),
         experts=_experts(shape, layer),
-        mlp_out_norm=_norm("mlp_out_norm", layer.mlp_out_norm, hidden),
+        mlp_out_norm=describe_norm("mlp_out_norm", layer.mlp_out_norm, hidden),
         group=group,
         state=None if state is None else ctypes.addressof(state),
     )
@@ -323,11 +267,13 @@ def _layer(
         return described
     q, kv = shape.num_heads * size, shape.num_kv_heads * size
     keys, values, key_scales, value_scales = cache
-    described.qkv = handle_of("qkv", attention.qkv, (hidden, q + 2 * kv))
-    described.q_norm = _vector_address("q_norm", attention.q_norm, size)
-    described.k_norm = _vector_address("k_norm", attention.k_norm, size)
-    described.q_full_norm = _vector_address("q_full_norm", attention.q_full_norm, q)
-    described.k_full_norm = _vector_address("k_full_norm", attention.k_full_norm, kv)
+    described.qkv = handle_of(
+        "qkv", attention.qkv, (hidden, q * (1 + shape.attention_output_gate) + 2 * kv)
+    )
+    described.q_norm = vector_address("q_norm", attention.q_norm, size)
+    described.k_norm = vector_address("k_norm", attention.k_norm, size)
+    described.q_full_norm = vector_address("q_full_norm", attention.q_full_norm, q)
+    described.k_full_norm = vector_address("k_full_norm", attention.k_full_norm, kv)
     heads, kv_heads = shape.num_heads, shape.num_kv_heads
     described.q_head_norm = _head_norm("q_head_norm", attention.q_head_norm, heads, size)
     described.k_head_norm = _head_norm("k_head_norm", attention.k_head_norm, kv_heads, size)
@@ -335,8 +281,8 @@ def _layer(
     described.key_cache, described.value_cache = address(keys), address(values)
     described.key_scales, described.value_scales = address(key_scales), address(value_scales)
     described.window, described.sparse = attention.window, sparse_args(attention.sparse)
-    described.alibi = _vector_address("alibi", attention.alibi, heads)
-    described.sinks = _vector_address("sinks", attention.sinks, heads)
+    described.alibi = vector_address("alibi", attention.alibi, heads)
+    described.sinks = vector_address("sinks", attention.sinks, heads)
     described.o = handle_of("o", attention.o, (q, hidden))
     return described
 

@@ -34,6 +34,7 @@ from kernels.cpu.lora import CpuLora, CpuLoraTemplate, add_lora
 from kernels.cpu.memory import bind_threads, lazy_zeros, leave_threads, num_threads, use_threads
 from kernels.cpu.moe import KINDS, CpuExperts, CpuHeadLinears
 from kernels.cpu.ranks import CpuRankGroup, shared_bytes
+from kernels.cpu.sparse_index import select_tokens
 from kernels.cpu.ssm import causal_conv, diagonal_scan, linear_scan
 from kernels.interface import (
     CompiledDecoder,
@@ -65,6 +66,7 @@ from kernels.tensors import (
 )
 
 GELU = {"none": 1, "tanh": 2}
+SIGMOID = 6
 
 
 class CpuKernels(KernelSet):
@@ -212,6 +214,11 @@ class CpuKernels(KernelSet):
     ) -> Tensor:
         return linear_scan(self._library, inputs, weights, states, of, scales)
 
+    def select_tokens(
+        self, queries: Tensor, factors: Tensor, keys: Tensor, visible: Tensor, top_k: int
+    ) -> Tensor:
+        return select_tokens(self._library, queries, factors, keys, visible, top_k)
+
     def diagonal_scan(self, x: Tensor, decay: Tensor, states: Tensor, of: StateRows) -> Tensor:
         return diagonal_scan(self._library, x, decay, states, of)
 
@@ -237,6 +244,9 @@ class CpuKernels(KernelSet):
         if approximate not in GELU:
             raise ValueError(f'approximate must be "none" or "tanh", got {approximate!r}')
         return self._gate(x, GELU[approximate])
+
+    def sigmoid_and_mul(self, gate: Tensor, x: Tensor) -> Tensor:
+        return self._gate(torch.cat((gate, x), dim=-1), SIGMOID)
 
     def _gate(self, x: Tensor, kind: int) -> Tensor:
         x = x.contiguous()

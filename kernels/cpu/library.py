@@ -11,12 +11,14 @@ import torch
 from torch import Tensor
 
 from kernels.attention_args import BlockSparse
-from kernels.cpu.abi import FUNCTIONS, Sparse
+from kernels.cpu.abi import FUNCTIONS, Norm, Sparse
 from kernels.errors import CpuKernelsUnavailable, RankError
+from kernels.layers import NormWeights
 from kernels.tensors import check_vector, describe
 
 DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 CACHE_DTYPES = {**DTYPES, torch.int8: 3, torch.float8_e4m3fn: 4, torch.float8_e5m2: 5}
+NORMS = {"rms": 0, "layer": 1, "none": 2}
 VECTOR_BITS = {"avx512": 512, "avx512_core": 512, "avx2_vnni": 256, "avx2": 256, "scalar": 128}
 
 ERRORS = {
@@ -73,6 +75,23 @@ def check(status: int) -> None:
 def address(x: Tensor | None) -> int | None:
     """Return the address of a tensor's first value."""
     return None if x is None else x.data_ptr()
+
+
+def vector_address(name: str, x: Tensor | None, size: int) -> int | None:
+    """Return the address of a float32 vector of `size` values."""
+    if x is None:
+        return None
+    check_dense(name, x, (size,), torch.float32)
+    return x.data_ptr()
+
+
+def describe_norm(name: str, norm: NormWeights, width: int) -> Norm:
+    """Return the struct of a norm over `width` values. Raises ValueError for inconsistent ones."""
+    if norm.kind not in NORMS or (norm.kind == "rms" and norm.weight is None):
+        raise ValueError(f"{name} must be one of {', '.join(NORMS)}, and RMS has a weight")
+    weight = vector_address(name, norm.weight, width)
+    bias = vector_address(name, norm.bias, width)
+    return Norm(weight=weight, bias=bias, kind=NORMS[norm.kind])
 
 
 def check_scales(

@@ -50,7 +50,7 @@ def causal_conv(
         weight=weight.data_ptr(),
         bias=address(bias),
         silu=silu,
-        of=_rows(of, x.shape[0], states),
+        of=describe_rows(of, x.shape[0], len(states)),
     )
     if status := library.causal_conv(ctypes.byref(args), num_threads()):
         check(status)
@@ -107,7 +107,7 @@ def linear_scan(
         decay_by_key=weights.decay.dim() == 2,
         rate_by_key=weights.rate_bias.dim() == 2,
         states_dtype=CACHE_DTYPES[states.dtype],
-        of=_rows(of, tokens, states),
+        of=describe_rows(of, tokens, len(states)),
     )
     if status := library.linear_scan(ctypes.byref(args), num_threads()):
         check(status)
@@ -128,14 +128,15 @@ def diagonal_scan(
         decay=decay.data_ptr(),
         states=states.data_ptr(),
         channels=x.shape[1],
-        of=_rows(of, x.shape[0], states),
+        of=describe_rows(of, x.shape[0], len(states)),
     )
     if status := library.diagonal_scan(ctypes.byref(args), num_threads()):
         check(status)
     return out
 
 
-def _rows(of: StateRows, tokens: int, states: Tensor) -> c.StateRows:
+def describe_rows(of: StateRows, tokens: int, num_rows: int) -> c.StateRows:
+    """Return the sequences of a call with this number of tokens, over states of `num_rows`."""
     count = len(of.rows)
     check_vector("rows", of.rows, count, torch.int64)
     check_vector("starts", of.starts, count + 1, torch.int32)
@@ -148,7 +149,7 @@ def _rows(of: StateRows, tokens: int, states: Tensor) -> c.StateRows:
         saves=address(of.saves),
         num_seqs=count,
         tokens=tokens,
-        num_rows=states.shape[0],
+        num_rows=num_rows,
         num_saves=num_saves,
     )
 

@@ -47,6 +47,7 @@ class Shape:
     round_attention: bool = False
     attention_output_scale: float = 1.0
     mlp_gate_scale: float = 1.0
+    attention_output_gate: bool = False
     mlp_output_scale: float = 1.0
 
 

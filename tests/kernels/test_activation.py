@@ -32,6 +32,12 @@ def test_gelu_and_mul(kernels, threads, dtype, approximate):
     assert_close(kernels.gelu_and_mul(x, approximate), expected, dtype)
 
 
+@covering(indirect=["threads"], threads=[1, 2], dtype=DTYPES, width=[1, 17, 5000])
+def test_sigmoid_and_mul(kernels, threads, dtype, width):
+    x = (torch.randn(3, 2 * width) * 4).to(dtype)
+    assert_close(kernels.sigmoid_and_mul(*x.chunk(2, -1)), gated(x, torch.sigmoid), dtype)
+
+
 @covering(
     indirect=["threads"], threads=[1, 2], dtype=DTYPES, width=[1, 17, 2048, 5000],
     name=["silu", "gelu", "gelu_tanh", "relu", "relu2"],

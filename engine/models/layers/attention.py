@@ -105,7 +105,7 @@ class SelfAttention:
             )
         )
         if gate is not None:
-            out = out * torch.sigmoid(gate)
+            return self.output(ops.sigmoid_and_mul(gate.flatten(1), out.flatten(1)))
         return self.output(out.flatten(1))
 
 

@@ -81,8 +81,25 @@ class StateTable:
         parts = [part for layer in self.layers.values() for part in layer.parts]
         return (*parts, self.num_tokens)
 
-    def begin_step(self, context: AttentionMetadata) -> None:
-        """Prepare the blocks of a step's sequences: copy `copies`, then clear those at position 0.
+    def begin_step(self, context: AttentionMetadata) -> StateRows:
+        """Prepare a step's blocks, and return its sequences with these.
+
+        A recorded step reads them from `context.state_rows`; `prepare` comes before each replay.
+        """
+        states, rows, saves = context.states, context.state_rows, None
+        if rows is None:
+            self.prepare(context)
+            if states is None:
+                raise RuntimeError("the step doesn't say where its states are")
+            rows = to_device(states.blocks, self._device)
+            saves = to_device(states.saves, self._device) if len(states.saves) else None
+        of = StateRows(context.query_start_loc, rows, saves)
+        for layer in self.layers.values():
+            layer.of = of
+        return of
+
+    def prepare(self, context: AttentionMetadata) -> None:
+        """Copy `copies`, then clear the blocks of sequences at position 0.
 
         Raises RuntimeError for a sequence whose state isn't at its first position in the step.
         """
@@ -106,12 +123,9 @@ class StateTable:
         ends, saved = states.saves.unbind(1)
         # A failed step may update only some layers; then its sequences must start again.
         self.num_tokens[blocks] = self.num_tokens[saved] = -1
-        saves = to_device(states.saves, self._device) if len(saved) else None
-        of = StateRows(context.query_start_loc, to_device(blocks, self._device), saves)
-        cleared = to_device(new, self._device)
-        for layer in self.layers.values():
-            layer.of = of
-            if len(new):
+        if len(new):
+            cleared = to_device(new, self._device)
+            for layer in self.layers.values():
                 for part in layer.parts:
                     part.index_fill_(0, cleared, 0)
         self._under_way = (
@@ -120,9 +134,10 @@ class StateTable:
         )
 
     def finish_step(self) -> None:
-        """Record that all layers have processed the step's tokens."""
+        """Record that all layers have processed the tokens of the step that was prepared."""
         blocks, num_tokens = self._under_way
         self.num_tokens[blocks] = num_tokens
+        self._under_way = blocks[:0], num_tokens[:0]
 
 
 @dataclass(slots=True, kw_only=True)
@@ -259,7 +274,7 @@ class LightningMixer:
         rate = x.new_zeros((len(x), state.num_heads))  # limits clamp all rates to 1
         inputs = ScanInputs(q, k, v, rate)
         values = cache.run_scan(self.ops, inputs, self.scan)
-        return self.output(self.norm(values).mul_(torch.sigmoid(gate)))
+        return self.output(self.ops.sigmoid_and_mul(gate, self.norm(values)))
 
 
 @dataclass(slots=True, kw_only=True)
@@ -293,7 +308,7 @@ class KimiDeltaMixer:
         rates = self.rates(rate.contiguous()).unflatten(-1, (state.num_heads, -1))
         values = cache.run_scan(self.ops, ScanInputs(q, k, v, rates, beta), self.scan)
         normed = self.norm(values.view(-1, state.value_size)).view(values.shape)
-        return self.output(normed.mul_(torch.sigmoid(self.gates(gate.contiguous()))))
+        return self.output(self.ops.sigmoid_and_mul(self.gates(gate.contiguous()), normed))
 
 
 @dataclass(slots=True, kw_only=True)

@@ -171,35 +171,30 @@ class SparseIndex:
         queries = weights.queries(latent).unflatten(-1, (spec.num_heads, spec.head_dim))
         queries = self._rotated(queries, positions)
         factors = weights.weights(x) * spec.num_heads**-0.5
-        rows, slots = [], []
         starts = args.query_start_loc.tolist()
         for sequence, length in enumerate(args.seq_lens.tolist()):
             start, end = starts[sequence : sequence + 2]
             if length <= spec.top_k or start == end:
                 continue
             sequence_slots = self._slots(args, sequence, length)
-            keys = self._cached(args, sequence_slots)[:, self._columns].float()
-            for row in range(start, end):
-                num_visible = length - (end - 1 - row)
-                if num_visible > spec.top_k:
-                    rows.append(row)
-                    slots.append(
-                        sequence_slots[self._choose(queries[row], factors[row], keys[:num_visible])]
-                    )
-        for first in range(0, len(rows), _QUERIES_AT_ONCE):
-            chunk = slice(first, first + _QUERIES_AT_ONCE)
-            self._attend_to(args, attended, torch.tensor(rows[chunk]), torch.stack(slots[chunk]))
+            visible = torch.arange(length - (end - start), length) + 1
+            sparse = visible > spec.top_k
+            chosen = self.ops.select_tokens(
+                queries[start:end][sparse],
+                factors[start:end][sparse],
+                self._cached(args, sequence_slots)[:, self._columns],
+                visible[sparse],
+                spec.top_k,
+            )
+            rows = torch.arange(start, end)[sparse]
+            for part in zip(rows.split(_QUERIES_AT_ONCE), chosen.split(_QUERIES_AT_ONCE)):
+                self._attend_to(args, attended, part[0], sequence_slots[part[1]])
 
     @property
     def _columns(self) -> slice:
         """The index key's columns of the cache."""
         first = self.latents.qk_rope_head_dim
         return slice(first, first + self.spec.head_dim)
-
-    def _choose(self, queries: Tensor, factors: Tensor, keys: Tensor) -> Tensor:
-        """Return the best of the keys [n, head_dim] for a token's queries, int64 [top_k]."""
-        products = (queries.float() @ keys.T * self.spec.head_dim**-0.5).relu_()
-        return (factors.float() @ products).topk(self.spec.top_k).indices
 
     def _attend_to(self, args: MlaArgs, attended: Tensor, rows: Tensor, slots: Tensor) -> None:
         """Compute attention of queries `rows`, each to the tokens in its `slots` [n, top_k], as

@@ -185,22 +185,28 @@ struct DecoderShape {
   Activation act;
   float clip_qkv;  // 0 for none
   float attention_output_scale, mlp_gate_scale, mlp_output_scale;
+  int32_t attention_output_gate;  // each head's query is followed by a gate of its output
 };
 
-// A layer with a state instead of attention or beside it (Mamba 2): see kernels/ssm.py.
+// A layer with a state instead of attention or beside it: see kernels/ssm.py, and mixers.cpp for the
+// kinds.
 struct StateLayer {
-  const Packed *inputs, *output;  // to gate, values, keys, queries, rates; and from the heads'
-                                  // outputs
-  const float* input_scales;      // of the first product, or null
-  const float *conv, *conv_bias;  // [width, channels], [channels] or null
-  const float *decay, *rate_bias, *skip;  // [heads]; skip may be null
-  const float* norm;              // [heads * value_size], normed in groups by key head; or null
-  float* conv_states;             // [num_blocks, width - 1, channels]
-  void* scan_states;              // [num_blocks, heads, value_size, key_size]
-  float* scan_scales;             // for int8 [num_blocks, heads, value_size], otherwise null
-  int64_t num_blocks, heads, key_heads, value_size, key_size, width;
+  const Packed *inputs, *output;      // from the hidden state, and from the heads' outputs
+  const Packed *selection, *rates;    // Mamba 1: from the convolution's result to the inputs of
+                                      // `rates`, keys and queries; delta rule: `rates` alone; or null
+  Norm rates_norm, key_norm, query_norm;  // of the outputs of `selection`
+  const float* input_scales;          // of the outputs of `inputs`, or null
+  const float *conv, *conv_bias;      // [width, channels], [channels] or null
+  const float *decay, *rate_bias, *skip;  // [heads], Mamba 1's decay [heads, key_size]; skip may be
+                                          // null; all null without a scan
+  const float* norm;                  // Mamba 2: [heads * value_size], normed in groups by key head;
+                                      // delta rule: [value_size]; or null
+  float* conv_states;                 // [num_blocks, width - 1, channels]
+  void* scan_states;                  // [num_blocks, heads, value_size, key_size]
+  float* scan_scales;                 // for int8 [num_blocks, heads, value_size], otherwise null
+  int64_t num_blocks, heads, key_heads, value_size, key_size, width, channels;
   float least_rate, most_rate, output_scale;
-  int32_t norm_before_gate, states_dtype;
+  int32_t kind, norm_before_gate, states_dtype;
 };
 
 // A layer: attention, a state, both or neither; an MLP, experts or neither.
@@ -357,6 +363,16 @@ struct DiagonalScan {
   StateRows of;
 };
 
+struct SelectTokens {
+  int64_t* out;           // [rows, top_k], ascending
+  const float* queries;   // [rows, heads, size]
+  const float* factors;   // [rows, heads]
+  const float* keys;      // [size, num_keys]
+  const int64_t* visible; // [rows], the number of keys that a row chooses from
+  int64_t rows, heads, size, num_keys, top_k;
+  float scale;
+};
+
 #ifdef __cplusplus
 }  // namespace quire
 
@@ -383,7 +399,8 @@ int quire_decoder_run(const void* decoder, float* out, float* residual, int64_t 
                       int64_t* positions, const DecoderGroup* groups, int64_t num_groups, const
                       int32_t* seq_lens, const int32_t* starts, int64_t num_seqs, const int64_t*
                       rows, int64_t num_rows, const LoraGroup* adapters, int64_t num_adapters, const
-                      int64_t* taps, int64_t num_taps, float* tapped, int threads);
+                      int64_t* taps, int64_t num_taps, float* tapped, const StateRows* states, int
+                      threads);
 
 int quire_run_experts(const void* experts, float* out, const float* x, int64_t rows, const
                       LoraGroup* groups, int64_t num_groups, int threads);
@@ -467,6 +484,8 @@ int quire_top_logprobs(int64_t* ids, float* values, int64_t* ranks, float* norma
 int quire_causal_conv(const CausalConv* c, int threads);
 int quire_linear_scan(const LinearScan* s, int threads);
 int quire_diagonal_scan(const DiagonalScan* s, int threads);
+
+int quire_select_tokens(const SelectTokens* s, int threads);
 
 void* quire_step_new(const StepEnds* ends, const StepTables* tables);
 void quire_step_free(void* step);

@@ -3,7 +3,7 @@
 #include <memory>
 
 #include "decoder.h"
-#include "states.h"
+#include "mixers.h"
 
 namespace quire {
 namespace {
@@ -23,7 +23,7 @@ struct Run {
   float* attention;   // [tokens, q_width]
   float *gated, *inner;  // [kMlpRows, 2 inner], [kMlpRows, inner]
   float* other;       // [tokens, hidden]: attention in a parallel layer, or the experts' output
-  float *projected, *convolved, *scanned;  // [tokens, ..] of a state's products
+  float* gates;       // [tokens, q_width], of attention's outputs
   float *kept_x, *kept_residual, *kept_attention;  // of the rows that are needed
   const LoraGroup* adapters;  // of the current rows: first all tokens, then those kept
   int64_t num_adapters;
@@ -77,7 +77,7 @@ RopeArgs rope_of(const Run& run, const DecoderLayer& layer) {
   const DecoderShape& s = run.shape();
   const int64_t kv = s.kv_heads * s.head_size;
   RopeArgs r{};
-  r.q = run.qkv, r.k = run.qkv + run.q_width, r.v = run.qkv + run.q_width + kv;
+  r.q = run.qkv, r.k = run.qkv + run.qkv_width - 2 * kv, r.v = run.qkv + run.qkv_width - kv;
   r.q_stride = r.k_stride = r.v_stride = run.qkv_width;
   r.tokens = run.batch.tokens;
   r.q_heads = s.q_heads, r.kv_heads = s.kv_heads, r.head_size = s.head_size;
@@ -130,18 +130,22 @@ void finish(const Run& run, const Norm& out_norm, float* x, int64_t rows) {
   scale(x, rows * s.hidden, s.residual_scale);
 }
 
-// [rows, width] times a vector.
-void scale_columns(float* x, const float* factors, int64_t rows, int64_t width) {
-  for (int64_t row = 0; row < rows; row++, x += width)
-    for_lanes(width, [&](int64_t i, int n) {
-      vstore_some(x + i, vload_some(x + i, n) * vload_some(factors + i, n), n);
-    });
-}
-
 void norm_heads(const Run& run, const HeadNorm& of, float* head, int64_t heads) {
   const DecoderShape& s = run.shape();
   for (int64_t h = 0; h < heads && of.weight; h++, head += s.head_size)
     layer_norm_row(head, of.weight + h * of.stride, of.bias, s.head_size, s.eps);
+}
+
+// Moves the heads' gates from between the queries to run.gates.
+void split_gates(const Run& run) {
+  const int64_t size = run.shape().head_size, heads = run.shape().q_heads;
+  for (int64_t t = 0; t < run.batch.tokens; t++) {
+    float *q = run.qkv + t * run.qkv_width, *gates = run.gates + t * run.q_width;
+    for (int64_t h = 0; h < heads; h++) {
+      std::memcpy(gates + h * size, q + (2 * h + 1) * size, size * sizeof(float));
+      std::memmove(q + h * size, q + 2 * h * size, size * sizeof(float));
+    }
+  }
 }
 
 // Changes that some families apply to queries, keys and values before rotary embedding.
@@ -153,7 +157,7 @@ void prepare_qkv(const Run& run, const DecoderLayer& layer) {
   deal_ranges(worth(run.threads, run.batch.tokens * run.qkv_width, 16384), run.batch.tokens, 1,
               [&](int64_t low, int64_t high) {
     for (int64_t t = low; t < high; t++) {
-      float *q = run.qkv + t * run.qkv_width, *k = q + run.q_width;
+      float *q = run.qkv + t * run.qkv_width, *k = q + run.qkv_width - 2 * kv;
       if (layer.q_full_norm) {
         rms_norm(q, q, layer.q_full_norm, 1, run.q_width, s.eps, 1);
         rms_norm(k, k, layer.k_full_norm, 1, kv, s.eps, 1);
@@ -192,10 +196,14 @@ int attend(Run& run, const DecoderLayer& layer, float* out, bool last, int64_t* 
   int wrong = adapted_linear(adapters_of(run, index), &LoraLayer::qkv, *layer.qkv, run.qkv, run.x,
                              s.hidden, 0, *rows, run.threads);
   if (wrong) return wrong;
+  if (s.attention_output_gate) split_gates(run);
   prepare_qkv(run, layer);
   if (!wrong) wrong = rope_and_cache(rope_of(run, layer), run.threads);
   if (!wrong) wrong = paged_attention(attention_of(run, layer, last), run.threads);
   if (wrong) return wrong;
+  if (s.attention_output_gate)
+    gate_rows<kSigmoid>(run.attention, run.q_width, run.gates, run.q_width, run.attention,
+                        run.batch.tokens, run.q_width, run.threads);
   if (last) *rows = keep_rows(run, *rows);
   if (!out) out = run.x;
   wrong = adapted_linear(adapters_of(run, index), &LoraLayer::o, *layer.o, out, run.attention,
@@ -206,85 +214,15 @@ int attend(Run& run, const DecoderLayer& layer, float* out, bool last, int64_t* 
   return wrong;
 }
 
-int64_t values_of(const StateLayer& s) { return s.heads * s.value_size; }
-int64_t channels_of(const StateLayer& s) {
-  return values_of(s) + 2 * s.key_heads * s.key_size;
-}
-
-// Clears the states of sequences at their first token.
-void clear_states(const Run& run, const StateLayer& s) {
-  const DecoderBatch& b = run.batch;
-  const int64_t conv = (s.width - 1) * channels_of(s), vectors = values_of(s);
-  const int64_t scan = vectors * s.key_size * static_cast<int64_t>(size_of(s.states_dtype));
-  for (int64_t i = 0; i < b.num_seqs; i++) {
-    if (b.num_computed[i]) continue;
-    const int64_t block = b.state_blocks[i];
-    std::memset(s.conv_states + block * conv, 0, conv * sizeof(float));
-    std::memset(static_cast<char*>(s.scan_states) + block * scan, 0, scan);
-    if (s.scan_scales) std::memset(s.scan_scales + block * vectors, 0, vectors * sizeof(float));
-  }
-}
-
-// x [tokens, values] *= silu(gate), where `stride` is the distance between gate's tokens.
-void gate_values(const Run& run, float* x, const float* gate, int64_t stride, int64_t values) {
-  const int64_t tokens = run.batch.tokens;
-  deal_ranges(worth(run.threads, tokens * values, 8192), tokens, 1, [&](int64_t low, int64_t high) {
-    for (int64_t t = low; t < high; t++)
-      for_lanes(values, [&](int64_t i, int n) {
-        float* at = x + t * values + i;
-        vstore_some(at, act<kSilu>(vload_some(gate + t * stride + i, n)) * vload_some(at, n), n);
-      });
-  });
-}
-
-// Norms each key head separately.
-void norm_values(const Run& run, const StateLayer& s, float* x) {
-  if (!s.norm) return;
-  const int64_t tokens = run.batch.tokens, values = values_of(s), size = values / s.key_heads;
-  if (s.key_heads == 1)
-    return rms_norm(x, x, s.norm, tokens, values, run.shape().eps, run.threads);
-  deal_ranges(worth(run.threads, tokens * values, 16384), tokens, 1, [&](int64_t low, int64_t high) {
-    for (int64_t t = low; t < high; t++)
-      for (int64_t i = 0; i < values; i += size)
-        rms_norm(x + t * values + i, x + t * values + i, s.norm + i, 1, size, run.shape().eps, 1);
-  });
-}
-
 // From run.x to `out`, which may be run.x: updates a state with the step's tokens.
 int carry(Run& run, const DecoderLayer& layer, float* out) {
-  const StateLayer& s = *layer.state;
   const DecoderBatch& b = run.batch;
-  const int64_t hidden = run.shape().hidden, width = s.inputs->n;
-  const int64_t values = values_of(s), channels = channels_of(s), keys = s.key_heads * s.key_size;
-  clear_states(run, s);
-  if (const int wrong = linear(*s.inputs, run.projected, run.x, hidden, b.tokens, kF32, run.threads))
-    return wrong;
-  if (s.input_scales) scale_columns(run.projected, s.input_scales, b.tokens, width);
-  const StateRows of{b.starts, b.state_blocks, nullptr, b.num_seqs, b.tokens, s.num_blocks, 0};
-  CausalConv c{};
-  c.out = run.convolved, c.x = run.projected + values, c.stride = width;
-  c.channels = channels, c.width = s.width, c.states = s.conv_states;
-  c.weight = s.conv, c.bias = s.conv_bias, c.silu = 1, c.of = of;
-  if (const int wrong = causal_conv(c, run.threads)) return wrong;
-  LinearScan l{};
-  l.out = run.scanned;
-  l.v = run.convolved, l.k = run.convolved + values, l.q = run.convolved + values + keys;
-  l.rate = run.projected + values + channels;
-  l.q_stride = l.k_stride = l.v_stride = channels, l.rate_stride = width;
-  l.decay = s.decay, l.rate_bias = s.rate_bias, l.skip = s.skip;
-  l.states = s.scan_states, l.state_scales = s.scan_scales;
-  l.heads = s.heads, l.key_heads = s.key_heads;
-  l.value_size = s.value_size, l.key_size = s.key_size;
-  l.least_rate = s.least_rate, l.most_rate = s.most_rate;
-  l.states_dtype = s.states_dtype, l.of = of;
-  if (const int wrong = linear_scan(l, run.threads)) return wrong;
-  if (s.norm_before_gate) norm_values(run, s, run.scanned);
-  gate_values(run, run.scanned, run.projected, width, values);
-  if (!s.norm_before_gate) norm_values(run, s, run.scanned);
-  const int wrong = linear(*s.output, out, run.scanned, values, b.tokens, kF32, run.threads);
-  scale(out, b.tokens * hidden, s.output_scale);
+  const StateLayer& state = *layer.state;
+  const MixerCall call{run.x, out, *b.states, b.num_computed, run.shape().eps, run.threads};
+  if (const int wrong = run_mixer(state, call)) return wrong;
+  scale(out, b.tokens * run.shape().hidden, state.output_scale);
   finish(run, layer.attention_out_norm, out, b.tokens);
-  return wrong;
+  return kOk;
 }
 
 void add(float* x, const float* y, int64_t count) {
@@ -293,13 +231,15 @@ void add(float* x, const float* y, int64_t count) {
   });
 }
 
-// Attention, a state, or the sum of both. Models with states always keep all tokens.
-int mix(Run& run, const DecoderLayer& layer, float* out, bool last, int64_t* rows) {
-  if (!layer.state) return attend(run, layer, out, last, rows);
-  if (!layer.qkv) return carry(run, layer, run.x);
-  int wrong = carry(run, layer, run.other);
-  if (!wrong) wrong = attend(run, layer, nullptr, last, rows);
-  if (!wrong) add(run.x, run.other, *rows * run.shape().hidden);
+// Attention, a state, or the sum of both.
+int mix(Run& run, const DecoderLayer& layer, bool last, int64_t* rows) {
+  if (!layer.state) return attend(run, layer, nullptr, last, rows);
+  int wrong = carry(run, layer, layer.qkv ? run.other : run.x);
+  if (!wrong && layer.qkv) {
+    wrong = attend(run, layer, nullptr, false, rows);
+    add(run.x, run.other, *rows * run.shape().hidden);
+  }
+  if (!wrong && last) *rows = keep_rows(run, *rows);
   return wrong;
 }
 
@@ -340,7 +280,7 @@ int run_sequential(Run& run, const DecoderLayer& layer, bool last, int64_t* rows
   const DecoderShape& s = run.shape();
   const bool mixes = layer.qkv || layer.state, feeds = layer.gate_up || layer.experts;
   if (mixes) {
-    if (const int wrong = mix(run, layer, nullptr, last, rows)) return wrong;
+    if (const int wrong = mix(run, layer, last, rows)) return wrong;
   } else if (last) {
     *rows = keep_rows(run, *rows);
   }
@@ -412,7 +352,8 @@ const DecoderLayer* layer_to_check(const Decoder& decoder, int64_t group) {
 int run_decoder(const Decoder& decoder, const DecoderBatch& batch, float* residual, float* out,
                 int threads) {
   const DecoderShape& s = decoder.shape;
-  const int64_t q = s.q_heads * s.head_size, qkv = q + 2 * s.kv_heads * s.head_size;
+  const int64_t q = s.q_heads * s.head_size;
+  const int64_t qkv = (s.attention_output_gate ? 2 : 1) * q + 2 * s.kv_heads * s.head_size;
   const int64_t kept = std::max<int64_t>(0, batch.num_rows);
   const int64_t mlp_rows = std::min(std::max(batch.tokens, kept), kMlpRows);
   Run run{decoder, batch, threads, residual, q, qkv};
@@ -427,21 +368,12 @@ int run_decoder(const Decoder& decoder, const DecoderBatch& batch, float* residu
   layout.add(&run.kept_residual, kept * s.hidden);
   layout.add(&run.kept_attention, kept * q);
   layout.add(&run.other, batch.tokens * s.hidden);
-  int64_t inputs = 0, channels = 0, values = 0;
-  for (const DecoderLayer& layer : decoder.layers) {
-    if (!layer.state) continue;
-    inputs = std::max(inputs, layer.state->inputs->n);
-    channels = std::max(channels, channels_of(*layer.state));
-    values = std::max(values, values_of(*layer.state));
-  }
-  layout.add(&run.projected, batch.tokens * inputs);
-  layout.add(&run.convolved, batch.tokens * channels);
-  layout.add(&run.scanned, batch.tokens * values);
+  layout.add(&run.gates, s.attention_output_gate ? batch.tokens * q : 0);
   layout.take(Scratch::kDecoder);
   int wrong = check_rows(batch);
   for (const DecoderLayer& layer : decoder.layers) {
     if (layer.qkv && layer.group >= batch.num_groups) return kBadSequence;
-    if (layer.state && !batch.state_blocks) return kBadSequence;
+    if (layer.state && !batch.states) return kBadSequence;
   }
   for (int64_t group = 0; group < batch.num_groups && !wrong; group++) {
     if (const DecoderLayer* layer = layer_to_check(decoder, group)) {
@@ -497,10 +429,10 @@ extern "C" int quire_decoder_run(const void* decoder, float* out, float* residua
                                  const int32_t* starts, int64_t num_seqs,
                                  const int64_t* rows, int64_t num_rows, const LoraGroup* adapters,
                                  int64_t num_adapters, const int64_t* taps, int64_t num_taps,
-                                 float* tapped, int threads) {
+                                 float* tapped, const StateRows* states, int threads) {
   const DecoderBatch batch{tokens, positions, groups,   num_groups, seq_lens,     starts, num_seqs,
                            rows,   num_rows,  adapters, num_adapters, taps, num_taps, tapped,
-                           nullptr, nullptr};
+                           states, nullptr};
   return guarded([&] {
     return run_decoder(*static_cast<const Decoder*>(decoder), batch, residual, out, threads);
   });

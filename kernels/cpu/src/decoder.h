@@ -30,8 +30,8 @@ struct DecoderBatch {
   const int64_t* taps;  // layers, ascending, whose inputs are returned
   int64_t num_taps;
   float* tapped;        // [tokens, num_taps * hidden], these inputs side by side
-  const int64_t* state_blocks;  // [num_seqs], the blocks of the layers' states; null without states
-  const int64_t* num_computed;  // [num_seqs]; at 0 a state starts from zero
+  const StateRows* states;      // the blocks of the layers' states; null without states
+  const int64_t* num_computed;  // [num_seqs]; at 0 a state starts from zero; null if all are ready
 };
 
 // residual [tokens, hidden]: the embeddings, overwritten; out [num_rows, hidden], or all tokens if

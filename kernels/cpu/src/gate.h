@@ -15,6 +15,7 @@ enum Gate : int {
   kRelu = 3,
   kRelu2 = 4,
   kSwigluClamped = 5,  // gated only
+  kSigmoid = 6,        // gated only
 };
 
 template <int GATE>
@@ -22,6 +23,7 @@ QUIRE_INLINE vf act(vf x) {
   if (GATE == kSilu) return x / (vset(1.0f) + vexp(vset(0.0f) - x));
   if (GATE == kGelu) return vset(0.5f) * x * (vset(1.0f) + verf(x * vset(0.70710678118654752f)));
   if (GATE == kRelu) return vmax(vset(0.0f), x);
+  if (GATE == kSigmoid) return vset(1.0f) / (vset(1.0f) + vexp(vset(0.0f) - x));
   if (GATE == kRelu2) return vmax(vset(0.0f), x) * vmax(vset(0.0f), x);
   const vf cubed = vfma(x * x, vset(0.044715f * 0.79788456080286536f), vset(0.79788456080286536f));
   return vset(0.5f) * x * (vset(1.0f) + vtanh(x * cubed));
@@ -60,6 +62,8 @@ auto with_gate(int kind, F&& f) {
       return f(std::integral_constant<int, kRelu2>{});
     case kSwigluClamped:
       return f(std::integral_constant<int, kSwigluClamped>{});
+    case kSigmoid:
+      return f(std::integral_constant<int, kSigmoid>{});
     default:
       return f(std::integral_constant<int, kGeluTanh>{});
   }

@@ -170,64 +170,96 @@ struct Rows<float, R> {
 
 float softplus(float x) { return x > 20.0f ? x : std::log1p(std::exp(x)); }
 
+// Tokens that are prepared at once: a part of the state stays in the L1 cache for all of them.
+constexpr int64_t kTokens = 16;
+
+// What a token does to a head's state.
+struct HeadToken {
+  const float *q, *k, *v, *decays;  // `decays` by key, or null for `decay`
+  float* out;
+  float decay, beta;
+};
+
+// `scratch` has room for decays, and by the delta rule also for a query and a key.
+template <bool DELTA>
+HeadToken prepare_token(const LinearScan& s, int64_t t, int64_t head, float* scratch) {
+  const int64_t size = s.key_size, shared = head / (s.heads / s.key_heads) * size;
+  const auto limited = [&](float raw) {
+    return std::min(std::max(softplus(raw), s.least_rate), s.most_rate);
+  };
+  HeadToken token{s.q + t * s.q_stride + shared, s.k + t * s.k_stride + shared,
+                  s.v + t * s.v_stride + head * s.value_size, nullptr,
+                  s.out + (t * s.heads + head) * s.value_size, 1.0f, 0.0f};
+  const float* raw = s.rate + t * s.rate_stride;
+  float rate = 0.0f;
+  if (s.rate_by_key) {
+    for (int64_t i = head * size; i < (head + 1) * size; i++)
+      scratch[i - head * size] = std::exp(limited(raw[i] + s.rate_bias[i]) * s.decay[head]);
+    token.decays = scratch;
+  } else {
+    rate = limited(raw[head] + s.rate_bias[head]);
+    if (!s.decay_by_key) token.decay = std::exp(rate * s.decay[head]);
+  }
+  if (s.decay_by_key) {
+    for_lanes(size, [&](int64_t i, int n) {
+      vstore_some(scratch + i, vexp(vload_some(s.decay + head * size + i, n) * vset(rate)), n);
+    });
+    token.decays = scratch;
+  }
+  token.beta = s.beta ? 1.0f / (1.0f + std::exp(-s.beta[t * s.beta_stride + head])) : rate;
+  if (DELTA) {
+    float *queries = scratch + size, *keys = scratch + 2 * size;
+    const float root = 1.0f / std::sqrt(static_cast<float>(size));
+    scaled(queries, token.q, size, inverse_length(token.q, size) * root);
+    scaled(keys, token.k, size, inverse_length(token.k, size));
+    token.q = queries, token.k = keys;
+  }
+  return token;
+}
+
+// Rows [p, p + R) of a head's state, token by token.
+template <class T, int R, bool DELTA>
+void advance_rows(const LinearScan& s, const HeadToken* tokens, int64_t count, T* state,
+                  float* scales, int64_t p, float* scratch) {
+  const int64_t size = s.key_size;
+  Rows<T, R> rows{state + p * size, scales ? scales + p : nullptr, scratch, size};
+  for (const HeadToken* t = tokens; t < tokens + count; t++) {
+    advance<R, DELTA>(rows.open(), t->q, t->k, t->v + p, t->out + p, size, t->decay, t->beta,
+                      t->decays);
+    rows.close();
+  }
+}
+
 template <class T, bool DELTA>
 void scan_head(const LinearScan& s, int64_t seq, int64_t head, float* scratch) {
-  const int64_t size = s.key_size, shared = head / (s.heads / s.key_heads) * size;
-  const int64_t elements = s.value_size * size;
+  const int64_t size = s.key_size, elements = s.value_size * size;
   T* const states = static_cast<T*>(s.states);
   T* state = states + (s.of.rows[seq] * s.heads + head) * elements;
   float* scales = s.state_scales;
   if (scales) scales += (s.of.rows[seq] * s.heads + head) * s.value_size;
-  float *queries = scratch, *keys = scratch + size, *by_key = scratch + 2 * size;
-  const float root = 1.0f / std::sqrt(static_cast<float>(size));
-  const auto limited = [&](float raw) {
-    return std::min(std::max(softplus(raw), s.least_rate), s.most_rate);
-  };
-  for (int64_t t = s.of.starts[seq]; t < s.of.starts[seq + 1]; t++) {
-    const float *q = s.q + t * s.q_stride + shared, *k = s.k + t * s.k_stride + shared;
-    const float* v = s.v + t * s.v_stride + head * s.value_size;
-    float* out = s.out + (t * s.heads + head) * s.value_size;
-    const float *raw = s.rate + t * s.rate_stride, *decays = nullptr;
-    float rate = 0.0f, decay = 1.0f;
-    if (s.rate_by_key) {
-      for (int64_t i = head * size; i < (head + 1) * size; i++)
-        by_key[i - head * size] = std::exp(limited(raw[i] + s.rate_bias[i]) * s.decay[head]);
-      decays = by_key;
-    } else {
-      rate = limited(raw[head] + s.rate_bias[head]);
-      if (!s.decay_by_key) decay = std::exp(rate * s.decay[head]);
-    }
-    if (s.decay_by_key) {
-      for_lanes(size, [&](int64_t i, int n) {
-        vstore_some(by_key + i, vexp(vload_some(s.decay + head * size + i, n) * vset(rate)), n);
-      });
-      decays = by_key;
-    }
-    float beta = rate;
-    if (s.beta) beta = 1.0f / (1.0f + std::exp(-s.beta[t * s.beta_stride + head]));
-    if (DELTA) {
-      scaled(queries, q, size, inverse_length(q, size) * root);
-      scaled(keys, k, size, inverse_length(k, size));
-      q = queries, k = keys;
-    }
+  float* rows = scratch + kTokens * 3 * size;
+  HeadToken tokens[kTokens];
+  // The state of a head of Mamba 1, one row, is in the cache anyway.
+  const int64_t end = s.of.starts[seq + 1], together = s.value_size == 1 ? 1 : kTokens;
+  for (int64_t first = s.of.starts[seq], next; first < end; first = next) {
+    next = std::min(end, first + together);
+    for_saves(s.of, first, next, [&](int64_t last, int64_t) { next = std::min(next, last); });
+    const int64_t count = next - first;
+    for (int64_t i = 0; i < count; i++)
+      tokens[i] = prepare_token<DELTA>(s, first + i, head, scratch + i * 3 * size);
     int64_t p = 0;
-    for (; p + 4 <= s.value_size; p += 4) {
-      Rows<T, 4> rows{state + p * size, scales ? scales + p : nullptr, scratch + 3 * size, size};
-      advance<4, DELTA>(rows.open(), q, k, v + p, out + p, size, decay, beta, decays);
-      rows.close();
-    }
-    for (; p < s.value_size; p++) {
-      Rows<T, 1> rows{state + p * size, scales ? scales + p : nullptr, scratch + 3 * size, size};
-      advance<1, DELTA>(rows.open(), q, k, v + p, out + p, size, decay, beta, decays);
-      rows.close();
-    }
-    if (s.skip) {
-      for_lanes(s.value_size, [&](int64_t i, int n) {
-        vstore_some(out + i, vfma(vload_some(v + i, n), vset(s.skip[head]), vload_some(out + i, n)),
-                    n);
+    for (; p + 4 <= s.value_size; p += 4)
+      advance_rows<T, 4, DELTA>(s, tokens, count, state, scales, p, rows);
+    for (; p < s.value_size; p++)
+      advance_rows<T, 1, DELTA>(s, tokens, count, state, scales, p, rows);
+    for (int64_t i = 0; s.skip && i < count; i++) {
+      const HeadToken& t = tokens[i];
+      for_lanes(s.value_size, [&](int64_t j, int n) {
+        const vf sum = vfma(vload_some(t.v + j, n), vset(s.skip[head]), vload_some(t.out + j, n));
+        vstore_some(t.out + j, sum, n);
       });
     }
-    for_saves(s.of, t, t + 1, [&](int64_t, int64_t row) {
+    for_saves(s.of, next - 1, next, [&](int64_t, int64_t row) {
       const int64_t at = row * s.heads + head;
       std::memcpy(states + at * elements, state, elements * sizeof(T));
       if (scales)
@@ -277,8 +309,8 @@ int linear_scan(const LinearScan& s, int threads) {
   if (s.states_dtype != kF32 && s.states_dtype != kBF16 && s.states_dtype != kI8) return kBadDType;
   const int64_t head_work = s.value_size * s.key_size;
   const int team = worth(threads, s.of.tokens * s.heads * head_work, 16384);
-  // Queries, keys, decays, and four rows of a state that isn't float32.
-  const int64_t scratch_size = 7 * s.key_size;
+  // Each token's decays, query and key, and four rows of a state that isn't float32.
+  const int64_t scratch_size = (kTokens * 3 + 4) * s.key_size;
   float* scratch = nullptr;
   Layout layout;
   layout.add(&scratch, team * scratch_size);

@@ -315,10 +315,12 @@ int run_step(const Step& step, const Rows& all, int64_t chosen, const StepChoice
   }
   int wrong = embed(ends, in, tokens, residual, threads);
   const bool tapped = result.hidden && ends.num_taps;
+  const StateRows states{in.starts, in.state_blocks, nullptr, count, tokens,
+                         step.tables.num_state_blocks, 0};
   const DecoderBatch batch{tokens,    in.positions, group,   groups, in.seq_lens,
                            in.starts, count,        nullptr, -1,     adapters,
                            num_adapters, ends.taps, tapped ? ends.num_taps : 0, result.hidden,
-                           step.tables.state_blocks ? in.state_blocks : nullptr, in.num_computed};
+                           step.tables.state_blocks ? &states : nullptr, in.num_computed};
   // If a step fails, the states of some layers are ahead of others.
   const auto set_state_tokens = [&](bool done) {
     for (int64_t i = 0; step.tables.state_blocks && i < count; i++)

@@ -23,13 +23,13 @@ STATES = (
     "qwen3_next", "recurrent_gemma", "zamba2", "zamba2-plain",
 )  # fmt: skip
 """What carries a state."""
-ONE_CALL = (
-    "bamba", "falcon_h1", "falcon_h1-norm", "granite4", "granite4-groups", "mamba2", "nemotron_h",
+STATES_BY_LAYER = (
+    "kimi_linear", "minimax", "recurrent_gemma", "zamba2", "zamba2-plain",
 )  # fmt: skip
-"""What carries a state, and decodes in one call."""
+"""What carries a state, and runs layer by layer."""
 LATENTS = tuple(name for name, recipe in RECIPES.items() if "kv_lora_rank" in recipe)
-LAYER_BY_LAYER = ("arctic", "gemma3n", *LATENTS, *(name for name in STATES if name not in ONE_CALL))
-"""What doesn't run in one call: experts beside attention, latents, and what carries a state."""
+LAYER_BY_LAYER = ("arctic", "gemma3n", *LATENTS, *STATES_BY_LAYER)
+"""What doesn't run in one call: experts beside attention, latents, and some of the states."""
 GREEDY = SamplingParams(temperature=0, max_tokens=OUTPUT, ignore_eos=True)
 
 
