@@ -108,8 +108,12 @@ class KVCacheConfig:
         return replace(self, groups=(*self.groups, states))
 
     def table_lengths(self, num_tokens: int, block_size: int) -> list[int]:
-        """Length of each group's block table for a sequence of `num_tokens`."""
-        return [group.table_length(num_tokens, block_size) for group in self.groups]
+        """Length of each group's block table for a sequence of `num_tokens`, except for states."""
+        return [
+            group.table_length(num_tokens, block_size)
+            for group in self.groups
+            if group.kind != "state"
+        ]
 
     def max_blocks(self, num_tokens: int, chunk: int, block_size: int) -> int:
         """Maximum number of blocks of a sequence that grows to `num_tokens` by `chunk` per step."""

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from engine.models.decoder import NativeDecoder
 from engine.models.forward_context import AttentionMetadata
 from engine.worker.gpu.graph_dispatcher import CUDAGraphDispatcher, CUDAGraphRuntimeMode, Key
 from engine.worker.gpu.input_buffers import (
@@ -210,6 +211,7 @@ class DeviceForward:
         dispatcher, inputs: None without graphs.
         breaks: replaces the model's attention; None: it is called directly.
         slots: of the model's adapters; None: the model itself distinguishes rows of adapters.
+        stateful: a model with states; None: it has none, or there are no graphs.
     """
 
     def __init__(
@@ -220,10 +222,11 @@ class DeviceForward:
         inputs: StaticInputBuffers | None = None,
         breaks: PiecewiseAttention | None = None,
         slots: LoraSlots | None = None,
+        stateful: NativeDecoder | None = None,
     ) -> None:
         self._run, self._device = run, device
         self._dispatcher, self._inputs, self._breaks = dispatcher, inputs, breaks
-        self._slots = slots
+        self._slots, self._stateful = slots, stateful
         self._recordings: dict[Key, RecordedForward] = {}
 
     @property
@@ -268,6 +271,8 @@ class DeviceForward:
         """Record one graph, with a harmless batch."""
         mode, descriptor = key
         token_ids, context = inputs.dummy_inputs(descriptor)
+        if self._stateful is not None:
+            context.state_rows = inputs.state_rows[: descriptor.num_reqs]
         # Run eagerly once: kernels must be compiled and workspaces allocated outside of the
         # recording.
         self._run(token_ids, context)
@@ -301,7 +306,12 @@ class DeviceForward:
         if key is None or self._inputs is None:
             return self._run(step.token_ids, context)
         self._inputs.fill(step, key[1])
+        states = None if self._stateful is None else self._stateful.states
+        if states is not None:
+            states.prepare(context)
         hidden = self._recordings[key].replay()
+        if states is not None:
+            states.finish_step()
         if context.logits_rows is not None:
             return hidden[context.logits_rows]
         return hidden[:count]
@@ -310,6 +320,8 @@ class DeviceForward:
         """The recording for the batch; None: there is none."""
         if self._dispatcher is None or context.has_media:
             return None
+        if context.states is not None and len(context.states.saves):
+            return None  # a graph saves no states
         counts = context.query_start_loc.diff()
         longest = int(counts.max()) if len(counts) else 0
         adapted = self._slots is not None and bool(context.adapters)

@@ -206,6 +206,9 @@ def stage_inputs(
         for name in _OPTIONAL
         if getattr(context, name) is not None
     ]
+    if to is not None and context.states is not None:
+        # Nobody reads the states in block 0.
+        optional.append(("state_rows", _padded(context.states.blocks, seqs, 0)))
     fed = [] if feed is None else [_padded(torch.from_numpy(feed.source), size, -1)]
     sent = send([*arrays, *(array for _, array in optional), *fed, *lora, *more], device)
     sent, also = sent[: len(sent) - len(more)], sent[len(sent) - len(more) :]
@@ -292,12 +295,14 @@ class StaticInputBuffers:
         self.tables = [zeros(max_seqs, length, dtype=torch.int32) for length in table_lengths]
         self.seq_lens = zeros(max_seqs, dtype=torch.int32)
         self.query_start_loc = zeros(max_seqs + 1, dtype=torch.int32)
+        self.state_rows = zeros(max_seqs, dtype=torch.int64)
         self._lora = StaticLoraMapping(slots, max_tokens, device)
 
     @property
     def nbytes(self) -> int:
         """Bytes of all buffers."""
         vectors = [self.token_ids, self.positions, self.seq_lens, self.query_start_loc]
+        vectors.append(self.state_rows)
         nbytes = sum(buffer.nbytes for buffer in (*vectors, *self.slots, *self.tables))
         return nbytes + self._lora.nbytes
 
@@ -315,6 +320,8 @@ class StaticInputBuffers:
             [self.seq_lens[:seqs], self.query_start_loc[: seqs + 1]],
             [step.padded.seq_lens, step.padded.query_start_loc],
         )
+        if step.padded.state_rows is not None:
+            self.state_rows[:seqs].copy_(step.padded.state_rows)
         for table, group in zip(self.tables, groups, strict=True):
             rows, width = group.block_tables.shape
             table[:rows, :width].copy_(group.block_tables)
@@ -327,6 +334,7 @@ class StaticInputBuffers:
         """
         self.token_ids.zero_()
         self.positions.zero_()
+        self.state_rows.zero_()
         for slots in self.slots:
             slots.fill_(-1)
         for table in self.tables:

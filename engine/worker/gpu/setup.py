@@ -21,6 +21,7 @@ from engine.worker.gpu.graph_dispatcher import (
     BatchDescriptor,
     CUDAGraphDispatcher,
     CUDAGraphMode,
+    CUDAGraphRuntimeMode,
     capture_sizes,
     requested_mode,
     resolve_mode,
@@ -63,10 +64,14 @@ def graph_mode(model: DeviceModel, config: EngineConfig) -> CUDAGraphMode:
     obstacle = None
     if any(layer.experts is not None and layer.experts.needs_host_sync for layer in model.weights):
         obstacle = "experts that run one by one wait for the device"
-    if model.stateful:
-        reason = "states are found by blocks that the host names in each step"
-        return resolve_mode(requested, GraphSupport.NEVER, 1, reason)
     support = get_backend(model.ops.attention_backend).graphs
+    if model.stateful:
+        # Prompts save states at tokens that the host names in each step.
+        captures = requested.decode is CUDAGraphRuntimeMode.FULL
+        if obstacle is None and captures and support is not GraphSupport.NEVER:
+            return CUDAGraphMode.FULL_DECODE_ONLY
+        reason = obstacle or "decode steps of models with states are captured as a whole"
+        return resolve_mode(requested, GraphSupport.NEVER, 1, reason)
     return resolve_mode(requested, support, query_len(config), obstacle)
 
 
@@ -97,7 +102,8 @@ def device_forward(
     if eager:
         return DeviceForward(run, device, breaks=breaks, slots=slots)
     requested_sizes = config.cudagraph_capture_sizes
-    length = query_len(config)
+    stateful = model if isinstance(model, NativeDecoder) and model.stateful else None
+    length = 1 if stateful is not None else query_len(config)
     sizes = capture_sizes(config.max_num_seqs, token_budget, length, requested_sizes)
     if not sizes:
         raise ConfigError(
@@ -111,6 +117,7 @@ def device_forward(
         StaticInputBuffers(max(sizes), config.max_num_seqs, table_lengths, device, slots),
         breaks,
         slots,
+        stateful,
     )
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from engine.models.forward_context import AttentionMetadata
+from engine.models.forward_context import AttentionMetadata, StateStep
 from engine.worker.gpu.graph_dispatcher import BatchDescriptor
 from engine.worker.gpu.input_buffers import (
     Download,
@@ -110,14 +110,17 @@ def test_a_graphs_buffers_hold_the_padded_step(reqs: int) -> None:
     to = BatchDescriptor(8, reqs, False)
     static = StaticInputBuffers(16, 6, [3, 3], CPU)
     static.token_ids.fill_(99)
+    static.state_rows.fill_(9)
+    context.states = StateStep(torch.tensor([3, 5, 4]), [], torch.empty((0, 2), dtype=torch.int64))
     static.fill(stage_inputs(ids, context, CPU, to), to)
+    assert static.state_rows.tolist() == ([3, 5, 4, 0, 9, 9] if reqs else [9] * 6)
     assert static.token_ids.tolist() == [7, 8, 11, 12, 13, 0, 0, 0] + [99] * 8
     assert static.slots[1][:8].tolist() == [120, 141, 180, 181, 182, -1, -1, -1]
     assert static.tables[1][:3].tolist() == (
         [[7, 6, 0], [8, 9, 0], [11, 6, 0]] if reqs else [[0, 0, 0]] * 3
     )
     assert static.query_start_loc[:5].tolist() == ([0, 1, 2, 5, 5] if reqs else [0] * 5)
-    assert static.nbytes == 16 * 8 * 4 + 2 * 6 * 3 * 4 + 6 * 4 + 7 * 4
+    assert static.nbytes == 16 * 8 * 4 + 2 * 6 * 3 * 4 + 6 * 4 + 7 * 4 + 6 * 8
 
 
 @pytest.mark.parametrize(("tokens", "reqs", "seqs"), [(16, 0, 6), (5, 0, 2), (6, 6, 6), (1, 0, 1)])
