@@ -10,8 +10,9 @@ import pytest
 import torch
 import transformers as tf
 
-from engine import LLM, SamplingParams
+from engine import LLM, LoRARequest, SamplingParams
 from engine.contract.errors import InvalidRequest
+from tests.engine.lora.peft_oracle import save
 
 NUM_TOKENS = 12
 _SIZES = {
@@ -215,6 +216,36 @@ def test_texts_together_have_the_tokens_of_each_alone(options: Any, root: Path) 
         assert _run(llm, [text]) == [tokens]
     if not {"quantization", "kv_cache_dtype"} & options.keys():
         assert together[: len(TEXTS)] == _built("t5", root)[1]
+
+
+@pytest.mark.parametrize(
+    ("name", "module"),
+    [("bart", "encoder_attn.(q|k|v|out)_proj"), ("t5", "EncDecAttention.[qkvo]")],
+)
+def test_an_adapter_of_cross_attention_gives_pefts_tokens(
+    name: str, module: str, root: Path, tmp_path: Path
+) -> None:
+    from peft import LoraConfig, get_peft_model
+
+    folder, base = _built(name, root)
+    torch.manual_seed(1)
+    config = LoraConfig(r=4, lora_alpha=16, target_modules=f".*{module}", init_lora_weights=False)
+    adapted: Any = get_peft_model(MODELS[name][0].from_pretrained(folder).eval(), config)
+    with torch.no_grad():
+        for parameter_name, parameter in adapted.named_parameters():
+            if "lora_" in parameter_name:
+                parameter.normal_(std=0.4)
+    save(adapted, tmp_path)
+    model = adapted.base_model.model
+    start = [2, 0] if name == "bart" else [0]
+    expected = [_greedy(model, text, start, name) for text in TEXTS]
+    assert expected != base
+    params = SamplingParams(temperature=0, max_tokens=NUM_TOKENS, ignore_eos=True, detokenize=False)
+    adapter = LoRARequest("a", 1, str(tmp_path))
+    results = _llm(folder, enable_lora=True).generate(
+        TEXTS * 2, params, lora_request=[None] * len(TEXTS) + [adapter] * len(TEXTS)
+    )
+    assert [list(result.outputs[0].token_ids) for result in results] == base + expected
 
 
 def test_a_pool_that_is_too_small_for_the_longest_text_is_named(root: Path) -> None:

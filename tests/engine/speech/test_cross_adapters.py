@@ -72,7 +72,7 @@ def _llm(folder: Path, **settings: Any) -> LLM:
     )
 
 
-def test_adapters_of_cross_attention_give_pefts_tokens_together_and_preempted(
+def test_adapters_of_cross_attention_give_pefts_tokens_together_and_in_a_small_pool(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     base = make_whisper(tmp_path / "model")
