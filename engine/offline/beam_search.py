@@ -1,21 +1,14 @@
-"""`LLM.beam_search`."""
+"""Parameters and results of `LLM.beam_search`."""
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import msgspec
 
 from engine.contract.errors import EngineFault, QuireError
-from engine.contract.lora import to_adapter_refs
 from engine.contract.sampling_params import MAX_N, SamplingParams
 from engine.contract.validation import check_int
-from engine.offline.base import LLMBase, UseTqdm
-from engine.offline.failures import check_failures
-from engine.offline.inputs import Prompt
 from engine.offline.outputs import CompletionOutput, Logprob, RequestOutput
 from engine.text.tokenizer import Tokenizer
 
@@ -96,76 +89,38 @@ class BeamSearchOutput:
     error: QuireError | None = None
 
 
-class BeamSearchMethods(LLMBase, ABC):
-    """Beam search by means of `generate`."""
+def beams_of(
+    result: RequestOutput, params: BeamSearchParams, tokenizer: Tokenizer | None
+) -> BeamSearchOutput:
+    """Return the beams of a search's result."""
+    if result.error is not None:
+        return BeamSearchOutput([], result.error)
+    prompt = result.prompt_token_ids
+    try:
+        beams = [_beam(prompt, output, params, tokenizer) for output in result.outputs]
+    except EngineFault as error:  # the tokenizer can't decode these tokens
+        return BeamSearchOutput([], error)
+    return BeamSearchOutput(beams)
 
-    @abstractmethod
-    def generate(
-        self,
-        prompts: Prompt | Sequence[Prompt] | None = None,
-        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
-        prompt_token_ids: list[int] | list[list[int]] | None = None,
-        use_tqdm: UseTqdm = True,
-        lora_request: Any = None,
-    ) -> list[RequestOutput]:
-        """Return the outputs of all prompts, see `LLM.generate`."""
 
-    def beam_search(
-        self,
-        prompts: Prompt | Sequence[Prompt],
-        params: BeamSearchParams,
-        lora_request: Any = None,
-        use_tqdm: UseTqdm = False,
-    ) -> list[BeamSearchOutput]:
-        """Return the `params.beam_width` most likely continuations of each prompt.
-
-        Prompts and errors are those of `generate`.
-        """
-        results = self.generate(
-            prompts, params.sampling_params(), use_tqdm=use_tqdm, lora_request=lora_request
-        )
-        refs = to_adapter_refs(lora_request, len(results))
-        searches = [
-            self._beams(result, params, self.llm_engine.tokenizer_of(ref))
-            for result, ref in zip(results, refs, strict=True)
-        ]
-        decoded = [
-            search for search, result in zip(searches, results, strict=True) if result.error is None
-        ]
-        check_failures(decoded)
-        return searches
-
-    def _beams(
-        self, result: RequestOutput, params: BeamSearchParams, tokenizer: Tokenizer | None
-    ) -> BeamSearchOutput:
-        if result.error is not None:
-            return BeamSearchOutput([], result.error)
-        prompt = result.prompt_token_ids
-        try:
-            beams = [self._beam(prompt, output, params, tokenizer) for output in result.outputs]
-        except EngineFault as error:  # the tokenizer can't decode these tokens
-            return BeamSearchOutput([], error)
-        return BeamSearchOutput(beams)
-
-    def _beam(
-        self,
-        prompt: list[int],
-        output: CompletionOutput,
-        params: BeamSearchParams,
-        tokenizer: Tokenizer | None,
-    ) -> BeamSearchSequence:
-        token_ids, logprobs = output.token_ids, list(output.logprobs or ())
-        total = output.cumulative_logprob or 0.0
-        score = total / max(1, len(token_ids)) ** params.length_penalty
-        if output.finish_reason == "stop" and not params.include_stop_str_in_output:
-            token_ids, logprobs = token_ids[:-1], logprobs[:-1]
-        tokens = prompt + token_ids
-        return BeamSearchSequence(
-            tokens=tokens,
-            logprobs=logprobs,
-            cum_logprob=total,
-            score=score,
-            text=None if tokenizer is None else tokenizer.decode(tokens),
-            finish_reason=output.finish_reason,
-            stop_reason=output.stop_reason,
-        )
+def _beam(
+    prompt: list[int],
+    output: CompletionOutput,
+    params: BeamSearchParams,
+    tokenizer: Tokenizer | None,
+) -> BeamSearchSequence:
+    token_ids, logprobs = output.token_ids, list(output.logprobs or ())
+    total = output.cumulative_logprob or 0.0
+    score = total / max(1, len(token_ids)) ** params.length_penalty
+    if output.finish_reason == "stop" and not params.include_stop_str_in_output:
+        token_ids, logprobs = token_ids[:-1], logprobs[:-1]
+    tokens = prompt + token_ids
+    return BeamSearchSequence(
+        tokens=tokens,
+        logprobs=logprobs,
+        cum_logprob=total,
+        score=score,
+        text=None if tokenizer is None else tokenizer.decode(tokens),
+        finish_reason=output.finish_reason,
+        stop_reason=output.stop_reason,
+    )

@@ -12,7 +12,7 @@ from engine.contract.replica_state import LayerReport
 from engine.contract.sampling_params import SamplingParams
 from engine.multimodal.inputs import split_sampling
 from engine.offline.base import UseTqdm, progress
-from engine.offline.beam_search import BeamSearchMethods
+from engine.offline.beam_search import BeamSearchOutput, BeamSearchParams, beams_of
 from engine.offline.chat_media import extract_media
 from engine.offline.engine_args import EngineArgs, offline_config
 from engine.offline.failures import check_failures
@@ -35,7 +35,7 @@ _POSITIONAL = (
 )
 
 
-class LLM(PoolingMethods, BeamSearchMethods):
+class LLM(PoolingMethods):
     """A model in this process, to generate, embed, classify or score.
 
     Args:
@@ -121,6 +121,31 @@ class LLM(PoolingMethods, BeamSearchMethods):
         params = self._params_for(sampling_params, len(entries))
         ranks = self._priorities(priority, len(entries))
         return self._finish(self._submit_all(entries, params, ranks), use_tqdm)
+
+    def beam_search(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        params: BeamSearchParams,
+        lora_request: Any = None,
+        use_tqdm: UseTqdm = False,
+    ) -> list[BeamSearchOutput]:
+        """Return the `params.beam_width` most likely continuations of each prompt.
+
+        Prompts and errors are those of `generate`.
+        """
+        results = self.generate(
+            prompts, params.sampling_params(), use_tqdm=use_tqdm, lora_request=lora_request
+        )
+        refs = to_adapter_refs(lora_request, len(results))
+        searches = [
+            beams_of(result, params, self.llm_engine.tokenizer_of(ref))
+            for result, ref in zip(results, refs, strict=True)
+        ]
+        decoded = [
+            search for search, result in zip(searches, results, strict=True) if result.error is None
+        ]
+        check_failures(decoded)
+        return searches
 
     def enqueue(
         self,
