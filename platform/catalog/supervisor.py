@@ -210,7 +210,8 @@ class Supervisor:
             if slot is not None and not slot.stopping:
                 (current if slot.command == desired.command else outdated).append(desired)
         if not outdated:
-            return current[:1] or pair[:1]
+            ending = [slot for slot in pair if slot.replica_id in self.slots]
+            return (current or ending or pair)[:1]
         if current:
             failed = any(self.slots[slot.replica_id].failures for slot in current)
             return outdated[:1] if failed else [*outdated, *current]
