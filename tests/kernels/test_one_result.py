@@ -14,7 +14,7 @@ from kernels.attention_args import AttentionArgs, BlockSparse
 from kernels.interface import KernelSet
 from tests.covering import covering
 from tests.kernels.batches import Batch, make_batch
-from tests.kernels.conftest import RUNNABLE, load
+from tests.kernels.conftest import BUILDS, load
 
 OPTIONS: dict[str, dict[str, Any]] = {
     "plain": {},
@@ -128,7 +128,7 @@ def test_narrow_activations(compiled, dtype):
     check(compiled, batch.arguments(), 200, [(199, 200), (30, 31), (100, 140)])
 
 
-@pytest.mark.parametrize("isa", RUNNABLE)
+@pytest.mark.parametrize("isa", BUILDS)
 @settings(max_examples=25, deadline=None, derandomize=True)
 @given(data=st.data())
 def test_any_cut(isa, data):
