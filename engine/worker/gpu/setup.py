@@ -64,7 +64,9 @@ def graph_mode(model: DeviceModel, config: EngineConfig) -> CUDAGraphMode:
     obstacle = None
     if any(layer.experts is not None and layer.experts.needs_host_sync for layer in model.weights):
         obstacle = "experts that run one by one wait for the device"
-    support = get_backend(model.ops.attention_backend).graphs
+    support = GraphSupport.ALWAYS
+    if model.spec.attention_layers:
+        support = get_backend(model.ops.attention_backend).graphs
     if model.stateful:
         # Prompts save states at tokens that the host names in each step.
         captures = requested.decode is CUDAGraphRuntimeMode.FULL
