@@ -41,10 +41,11 @@ SHAPES: dict[str, dict[str, Any]] = {
         "head_dim": 64, "mamba_d_ssm": 1536, "mamba_n_heads": 24, "mamba_d_head": 64,
         "mamba_d_state": 128, "mamba_n_groups": 1, "mamba_expand": 2,
     },
+    # V2 Lite with V2's latent of queries: llama.cpp reads it without one by 27 layers only.
     "deepseek_v2": {
         "model_type": "deepseek_v2", "hidden_size": 2048, "num_hidden_layers": 4,
         "intermediate_size": 10944, "moe_intermediate_size": 1408, "num_attention_heads": 16,
-        "num_key_value_heads": 16, "q_lora_rank": None, "kv_lora_rank": 512,
+        "num_key_value_heads": 16, "q_lora_rank": 1536, "kv_lora_rank": 512,
         "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128,
         "n_routed_experts": 64, "n_shared_experts": 2, "num_experts_per_tok": 6,
         "first_k_dense_replace": 1, "norm_topk_prob": False, "routed_scaling_factor": 1.0,
