@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 from engine.contract.engine_config import EngineConfig
@@ -278,6 +279,10 @@ class LLM(PoolingMethods):
             prompt: dict[str, Any] = {"prompt_token_ids": ids, "prompt": text}
             prompts.append(prompt | {"multi_modal_data": media} if media else prompt)
         return prompts
+
+    def save_quantized(self, path: str | Path) -> list[Path]:
+        """Save the model as compressed-tensors; see `LLMEngine.save_quantized`."""
+        return self.llm_engine.save_quantized(path)
 
     def load_report(self) -> list[LayerReport]:
         """Return how each layer's weights were loaded; empty for a model in another library."""

@@ -25,6 +25,7 @@ from engine.core.profiler import TorchProfiler
 from engine.core.stats import StatsLogger
 from engine.core.warmup import measure_draft_costs
 from engine.model_loader.loader import resolve_folder
+from engine.model_loader.save_quantized import save_quantized
 from engine.model_loader.vllm_config import DecodingConfig, VllmConfig
 from engine.multimodal.audio_prompts import AudioProcessor
 from engine.multimodal.encoder_text import EncoderTextProcessor
@@ -537,6 +538,21 @@ class LLMEngine:
         return save_sharded_state(
             open_checkpoint(folder, self.config).tensors(), path, pattern, max_size
         )
+
+    def save_quantized(self, path: str | Path) -> list[Path]:
+        """Save the model to a new folder as compressed-tensors, with linear layers in the 8 or 4
+        bits of `quantization`, for Quire and other engines. Returns the weight files.
+
+        The 4-bit weights are those of this engine. The 8-bit weights have a scale per row, whereas
+        this engine uses one per 128 elements. Embedding tables are saved as in the checkpoint.
+
+        Raises:
+            InvalidRequest: `quantization` isn't int8 or int4, the checkpoint is a GGUF file or
+                already quantized, the folder exists or can't be written, or the model runs in
+                another library.
+        """
+        [model] = self.core.executor.collective_rpc(lambda worker: worker.loaded.model)
+        return save_quantized(self.config, model, path)
 
     def shutdown(self) -> None:
         """Release all memory and threads. The engine is unusable afterwards."""

@@ -23,7 +23,7 @@ GROUPS = {
     "Start": ("up", "serve", "run", "chat", "transcribe"),
     "Models": (
         *("list_models", "pull", "load_model", "unload_model", "delete_model", "restart_model"),
-        *("sleep_model", "wake_model", "list_tiers", "load_report"),
+        *("sleep_model", "wake_model", "list_tiers", "load_report", "save_quantized"),
     ),
     "Adapters and tools": (
         *("load_adapter", "list_adapters", "promote_adapter", "rollback_adapter"),

@@ -66,7 +66,7 @@ COMMANDS = {
     "adapters": ("set_budget", "set_price"),
     "console": ("status",),
     "accounts": ("invite",),
-    "config": ("up", "chat", "gateway", "load_report"),
+    "config": ("up", "chat", "gateway", "load_report", "save_quantized"),
 }
 
 

@@ -25,8 +25,9 @@ same commands.
 ENGINE = """
 ## Engine arguments
 
-`up`, `serve`, `engine`, `load_model`, `load_report` and `run_batch` take all of them. vLLM's
-arguments that have no effect here, or are refused, are in [arguments.md](arguments.md).
+`up`, `serve`, `engine`, `load_model`, `load_report`, `save_quantized` and `run_batch` take all of
+them. vLLM's arguments that have no effect here, or are refused, are in
+[arguments.md](arguments.md).
 """
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from engine import LLM
-from engine.contract.errors import ModelLoadError
+from engine.contract.errors import InvalidRequest, ModelLoadError
 from tests.engine.checkpoints import writers
 from tests.engine.checkpoints.folders import Pair, make_pair
 from tests.engine.checkpoints.packages import compressed, scheme
@@ -68,7 +68,10 @@ def test_other_places_say_the_same(
     index: Callable[[Config], Config], pairs: Callable[[str], Pair], tmp_path: Path
 ) -> None:
     folder = pairs("ct").packed
-    again = LLM(str(moved(folder, tmp_path / "moved", index)), **SMALL)
+    llm = LLM(str(moved(folder, tmp_path / "moved", index)), quantization="int8", **SMALL)
+    with pytest.raises(InvalidRequest, match="quantized already"):
+        llm.save_quantized(tmp_path / "again")
+    again = LLM(str(tmp_path / "moved"), **SMALL)
     assert again.load_report() == LLM(str(folder), **SMALL).load_report()
 
 
