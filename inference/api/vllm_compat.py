@@ -150,7 +150,7 @@ async def _wait_for_validation(loading: Loaded) -> None:
         state, problem = await run_in_db_thread(state_of, loading)
         if state == "live":
             return
-        if state not in ("uploaded", "fetching", "validating", "ready"):
+        if state not in ("uploaded", "fetching", "validating", "probing", "ready"):
             raise InvalidRequest(problem or f"The adapter is {state}.", param="lora_path")
         await run_in_db_thread(check_worker)
         await asyncio.sleep(POLL_INTERVAL_S)

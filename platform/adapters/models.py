@@ -100,6 +100,7 @@ class VersionState(models.TextChoices):
     FETCHING = "fetching", "Being fetched"  # from the hub
     UPLOADED = "uploaded", "Waiting for its check"
     VALIDATING = "validating", "Being checked"  # header, shapes, numbers
+    PROBING = "probing", "Being probed"  # compares prompts with merged weights
     READY = "ready", "Ready"
     LIVE = "live", "Live"  # served under an alias
     FAILED = "failed", "Refused"  # the report says why
@@ -109,7 +110,12 @@ class VersionState(models.TextChoices):
 #: States of a version whose check has passed, so that it can be served.
 PASSED = (VersionState.READY, VersionState.LIVE)
 #: States in which a worker processes it, or will soon.
-WORKING = (VersionState.FETCHING, VersionState.UPLOADED, VersionState.VALIDATING)
+WORKING = (
+    VersionState.FETCHING,
+    VersionState.UPLOADED,
+    VersionState.VALIDATING,
+    VersionState.PROBING,
+)
 
 
 class AdapterVersion(

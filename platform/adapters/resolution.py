@@ -316,7 +316,7 @@ async def _checked(version: int) -> ResolveOutcome:
             return ResolveOutcome(exists=True)
         if state == "failed":
             return ResolveOutcome(refused=problem or "its check has failed.")
-        if state not in ("uploaded", "fetching", "validating", "ready"):
+        if state not in ("uploaded", "fetching", "validating", "probing", "ready"):
             return ResolveOutcome()
         await run_in_db_thread(check_worker)
         await asyncio.sleep(POLL_INTERVAL_S)

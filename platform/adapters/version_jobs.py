@@ -1,4 +1,4 @@
-"""A worker's jobs for a version: download, check and promote it.
+"""A worker's jobs for a version: download, check, probe and promote it.
 
 Each step claims the row by its state, so only one worker processes a version, and after `LEASE`
 another takes over from a dead worker.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import sys
 import tempfile
 import threading
@@ -15,7 +16,7 @@ import time
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from django.conf import settings
 from django.db import transaction
@@ -32,7 +33,8 @@ from tenants.actors import SYSTEM_ACTOR
 from tenants.audit import log_action
 
 # A version is checked by a program of the engine in a separate process: it reads header, shapes,
-# rank and numbers, and prints its result as a JSON object. Nothing here loads torch.
+# rank and numbers, prints its results as JSON objects, then runs a few prompts through the adapter
+# and through merged weights. Nothing here loads torch.
 
 logger = logging.getLogger(__name__)
 
@@ -46,32 +48,40 @@ class ValidationAborted(Exception):
 
 
 def run_validation(
-    model: str, adapter: Path, *, is_needed: Callable[[], bool] = lambda: True
+    model: str,
+    adapter: Path,
+    *,
+    is_needed: Callable[[], bool] = lambda: True,
+    read: Callable[[], None] = lambda: None,
 ) -> dict[str, Any]:
-    """The check's report: `ok`, `error`, `digest`, `rank`, `target_modules`, and so on.
+    """The check's report: `ok`, `error`, `digest`, `rank`, `target_modules`, and so on; with the
+    result of the prompts as `probe`.
 
     Args:
         model: the base model's folder or hub id. adapter: a folder or a GGUF file.
-        is_needed: polled; False ends the program.
+        wanted: polled; False ends the program.
+        read: called once when everything but the prompts has passed.
     Raises: `ValidationAborted`.
     """
     program = settings.QUIRE.adapter_check_command or [sys.executable, "-m", "engine.lora.check"]
-    command = [*program, "--model", model, "--adapter", str(adapter)]
+    command = [*program, "--model", model, "--adapter", str(adapter), "--probe"]
     with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as errors:
         child = spawn(command, name="adapter check", cwd=str(_ROOT), stdout=out, stderr=errors)
-        started = time.monotonic()
+        started, is_read = time.monotonic(), False
         try:
             while (status := child.wait(POLL_S)) is None:
                 if time.monotonic() - started > TIMEOUT_S:
                     return refusal(f"The check took more than {TIMEOUT_S / 60:.0f} minutes.")
                 if not is_needed():
                     raise ValidationAborted
+                if not is_read and (is_read := _is_ok(out)):
+                    read()
         finally:
             child.kill()
         out.seek(0)
         errors.seek(0)
         report = _report(out.read().decode("utf-8", "replace"))
-        if report is None:
+        if report is None or (is_valid(report) and report.get("probe") is None):
             tail = errors.read().decode("utf-8", "replace")[-2000:]
             logger.error("the check of %s ended with status %s: %s", adapter, status, tail)
             return refusal(
@@ -80,9 +90,21 @@ def run_validation(
     return report
 
 
+def _is_ok(out: IO[bytes]) -> bool:
+    """Whether the first report is there. Keeps the file position, which the child shares."""
+    report = _report(os.pread(out.fileno(), 1 << 20, 0).decode("utf-8", "replace"))
+    return report is not None and is_valid(report)
+
+
 def refusal(message: str) -> dict[str, Any]:
     """A failed report."""
     return {"ok": False, "error": {"message": message, "param": None}}
+
+
+def is_valid(report: dict[str, Any]) -> bool:
+    """Whether it may be served: the check passed, and so did the probe if there was one."""
+    probe = report.get("probe")
+    return bool(report.get("ok")) and (not isinstance(probe, dict) or bool(probe.get("passed")))
 
 
 def _report(text: str) -> dict[str, Any] | None:
@@ -132,16 +154,19 @@ def process_version(pk: int) -> None:
         if shutdown_event.is_set():
             _release_claim(version)
         return
-    passed = bool(report.get("ok"))
-    state = VersionState.READY if passed else VersionState.FAILED
-    if _end(version, version.state, state, report) and passed:
+    well = is_valid(report) and isinstance(report.get("probe"), dict)
+    if not well and report.get("ok"):
+        report["error"] = _probe_error(report)
+    state = VersionState.READY if well else VersionState.FAILED
+    if _end(version, version.state, state, report) and well:
         _promote(version)
 
 
 def waiting(now: Any = None) -> list[int]:
     """Return versions without a worker: their message was lost, or their worker died."""
     now = now or timezone.now()
-    lost = Q(state=VersionState.VALIDATING, worked_at__lt=now - LEASE)
+    checked = Q(state__in=(VersionState.VALIDATING, VersionState.PROBING))
+    lost = checked & Q(worked_at__lt=now - LEASE)
     lost |= Q(state=VersionState.FETCHING, worked_at__lt=now - FETCH_LEASE)
     AdapterVersion.objects.filter(lost).update(state=VersionState.UPLOADED)
     rows = AdapterVersion.objects.filter(state=VersionState.UPLOADED, worked_at__lt=now - CLAIM_TTL)
@@ -189,16 +214,25 @@ def _fetch(version: AdapterVersion) -> bool:
 
 
 def _checked(version: AdapterVersion) -> dict[str, Any]:
-    """The report. Raises `ValidationAborted` if another worker has claimed the version."""
+    """The report; meanwhile the row shows the progress. Raises `ValidationAborted` if another
+    worker has claimed the version."""
     if not store.has_content(version.digest):
         return refusal("Its files are gone.")
     path = store.fetch_content(version.digest)
     beat = LeaseHeartbeat(version)
     model = version.adapter.served_model.source
-    report = run_validation(model, path, is_needed=beat)
+    report = run_validation(model, path, is_needed=beat, read=lambda: _probing(version))
     if report.get("ok") and report.get("digest") not in (None, version.digest):
         return refusal("The files have changed since they were stored.")
     return report
+
+
+def _probing(version: AdapterVersion) -> None:
+    """Record that all but the probe is done. Raises `ValidationAborted` if another worker has
+    claimed the version."""
+    if _claim(version.pk, version.state, VersionState.PROBING) is None:
+        raise ValidationAborted
+    version.state = VersionState.PROBING
 
 
 class LeaseHeartbeat:
@@ -217,6 +251,17 @@ class LeaseHeartbeat:
         store.touch_copy(self._version.digest)
         rows = AdapterVersion.objects.filter(pk=self._version.pk, state=self._version.state)
         return bool(rows.update(worked_at=timezone.now()))
+
+
+def _probe_error(report: dict[str, Any]) -> dict[str, Any]:
+    probe = report.get("probe")
+    if not isinstance(probe, dict):
+        return {"message": "The probe gave no result.", "param": None}
+    return {
+        "message": "Its answers differ from those of the merged model by up to "
+        f"{probe.get('max_difference')}.",
+        "param": None,
+    }
 
 
 @transaction.atomic

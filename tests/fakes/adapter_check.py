@@ -1,6 +1,7 @@
 """Stands in for `python -m engine.lora.check`: answers as the adapter's configuration tells it to.
 
-`says`: "refuse", "crash", "hang"; anything else passes.
+`says`: "refuse", "differ" (the probe doesn't pass), "crash", "hang", "crash in the probe", "hang in
+the probe"; anything else passes.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ def main() -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("--model", required=True)
     parser.add_argument("--adapter", required=True)
+    parser.add_argument("--probe", action="store_true")
     options = parser.parse_args()
     folder = Path(options.adapter)
     config = json.loads((folder / CONFIG_FILE).read_text())
@@ -33,6 +35,7 @@ def main() -> int:
         "num_bytes": 2,
         "vocab_size": config.get("vocab_size", 0),
         "tokenizer": tokenizer_digest(folder),
+        "probe": None,
     }
     print("a library prints what it likes")
     if says == "crash":
@@ -42,6 +45,14 @@ def main() -> int:
         time.sleep(600)
     if says == "refuse":
         report |= {"ok": False, "error": {"message": "lora_A holds NaN.", "param": "weights"}}
+    if options.probe and report["ok"]:
+        print(json.dumps(report), flush=True)
+        if says == "crash in the probe":
+            return 3
+        if says == "hang in the probe":
+            time.sleep(600)
+        well = says != "differ"
+        report["probe"] = {"prompts": 4, "max_difference": 0.0 if well else 3.5, "passed": well}
     print(json.dumps(report))
     return 0
 

@@ -32,10 +32,11 @@ pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("adapter_store")]
 database = pytest.mark.database
 
 
-def test_a_version_is_checked_and_ready(world: World) -> None:
+def test_a_version_is_checked_probed_and_ready(world: World) -> None:
     version = checked(world.member, world.acme, served())
     assert version.state == VersionState.READY
     assert version.rank == 8
+    assert version.report["probe"]["passed"]
     assert adapter_digest(store.content_path(version.digest)) == version.digest
     done = list(AuditEntry.objects.filter(tenant=world.acme).values_list("action", flat=True))
     assert {"adapter.create", "adapter.add", "adapter.ready"} <= set(done)
@@ -45,6 +46,7 @@ def test_a_version_is_checked_and_ready(world: World) -> None:
     ("says", "text"),
     [
         ("refuse", "lora_A holds NaN."),
+        ("differ", "Its answers differ from those of the merged model by up to 3.5."),
         ("crash", "The check ended without a result"),
     ],
 )
@@ -237,9 +239,9 @@ def test_a_tenant_has_so_much_room(world: World, settings: Any) -> None:
 def test_a_dead_workers_version_is_taken_up_by_another(world: World) -> None:
     version = added(world.owner, world.acme, served())
     stuck = AdapterVersion.objects.filter(pk=version.pk)
-    stuck.update(state=VersionState.VALIDATING)
+    stuck.update(state=VersionState.PROBING)
     work.process_version(version.pk)
-    assert stuck.get().state == VersionState.VALIDATING  # another worker's
+    assert stuck.get().state == VersionState.PROBING  # another worker's
     assert work.waiting() == []
     later = timezone.now() + work.LEASE + timedelta(seconds=1)
     assert work.waiting(later) == [version.pk]
@@ -247,21 +249,24 @@ def test_a_dead_workers_version_is_taken_up_by_another(world: World) -> None:
     assert stuck.get().state == VersionState.READY
 
 
+@pytest.mark.parametrize(
+    ("says", "step"), [("hang", "_checked"), ("hang in the probe", "_probing")]
+)
 def test_a_worker_that_is_told_to_end_gives_its_check_to_the_next_one(
-    world: World, monkeypatch: pytest.MonkeyPatch
+    world: World, monkeypatch: pytest.MonkeyPatch, says: str, step: str
 ) -> None:
     """Neither what it checks nor what waits behind that keeps it."""
-    version = added(world.owner, world.acme, served(), says="hang")
+    version = added(world.owner, world.acme, served(), says=says)
     later_version = added(world.owner, world.acme, ServedModel.objects.get(), name="behind")
     monkeypatch.setattr(work, "shutdown_event", threading.Event())
     monkeypatch.setattr(tasks, "close_old_connections", lambda: None)  # the test's
-    check = work._checked
+    go = getattr(work, step)
 
     def counted_step(*args: Any) -> Any:
         worker_shutting_down.send(sender="a worker")
-        return check(*args)
+        return go(*args)
 
-    monkeypatch.setattr(work, "_checked", counted_step)
+    monkeypatch.setattr(work, step, counted_step)
     tasks._work(version.pk)
     tasks._work(later_version.pk)
     rows = {row.pk: row for row in AdapterVersion.objects.all()}
@@ -287,6 +292,31 @@ def test_a_version_deleted_while_it_is_checked_stays_deleted(
     monkeypatch.setattr(work, "_claim", then_deleted)
     work.process_version(version.pk)
     assert not AdapterVersion.objects.exists()
+
+
+def test_one_process_checks_and_then_probes(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    version = added(world.owner, world.acme, served(), says="hang in the probe")
+    monkeypatch.setattr(work, "BEAT_S", 0.0)
+    noted, seen = work._probing, []
+
+    def then_deleted(ours: AdapterVersion) -> None:
+        noted(ours)
+        rows = AdapterVersion.objects.filter(pk=version.pk)
+        seen.append(rows.get().state)
+        rows.delete()
+
+    monkeypatch.setattr(work, "_probing", then_deleted)
+    work.process_version(version.pk)
+    assert seen == [VersionState.PROBING]
+    assert not AdapterVersion.objects.exists()
+
+
+def test_a_probe_that_breaks_is_no_pass(world: World) -> None:
+    version = added(world.owner, world.acme, served(), says="crash in the probe")
+    work.process_version(version.pk)
+    version.refresh_from_db()
+    assert version.state == VersionState.FAILED
+    assert "without a result (status 3)" in version.report["error"]["message"]
 
 
 # -- from folders -----------------------------------------------------------------------------

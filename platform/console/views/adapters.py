@@ -376,6 +376,7 @@ def _version(
     return {
         "row": version,
         "source": "the server" if hidden else version.source,
+        "probe": report.get("probe"),
         "modules": report.get("target_modules") or [],
         "requests": usage["by_digest"].get(version.digest, 0),
         "lies": locations.get(version.digest, []),

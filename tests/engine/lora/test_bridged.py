@@ -83,8 +83,10 @@ def test_tokens_are_those_of_peft(tmp_path: Path, recipe: str) -> None:
         [(prompt, None) for prompt, _ in named_prompts[1:3]], FEW
     )
     assert all(one != other for one, other in zip(expected[1:3], base, strict=True))
-    verdict = check_adapter(str(model), folders["b"])
+    verdict = check_adapter(str(model), folders["b"], probe=True)
     assert (verdict.error, verdict.ok) == (None, True)
+    assert verdict.probe is not None
+    assert verdict.probe.max_difference < 1e-4
 
 
 def test_all_kinds_of_tables(tmp_path: Path) -> None:
@@ -109,7 +111,7 @@ def test_all_kinds_of_tables(tmp_path: Path) -> None:
     ours = generate(serve(model), asked, FEW)
     assert ours == PeftOracle(model, folders).greedy_all(named_prompts, FEW, ours)
     for folder in folders.values():
-        assert check_adapter(str(model), folder).error is None
+        assert check_adapter(str(model), folder, probe=True).error is None
 
 
 def test_an_adapter_that_brings_tokens_is_refused(tmp_path: Path) -> None:

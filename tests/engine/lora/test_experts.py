@@ -62,8 +62,10 @@ def test_tokens_are_those_of_peft(tmp_path: Path, family: str) -> None:
     model = checkpoint(family, tmp_path / "model")
     adapter = make_adapter(model, tmp_path / "adapter", **FAMILIES[family])
     check(model, adapter)
-    verdict = check_adapter(str(model), adapter)
+    verdict = check_adapter(str(model), adapter, probe=True)
     assert verdict.error is None
+    assert verdict.probe is not None
+    assert verdict.probe.max_difference < 1e-4
 
 
 def test_expert_by_expert_they_give_the_same_tokens(
@@ -298,7 +300,7 @@ def test_dora_of_experts_that_are_modules(tmp_path: Path, monkeypatch: pytest.Mo
     prompt_requests = [(prompt, LoRARequest("a", 1, str(tmp_path / "adapter"))), (prompt, None)]
     got, base = generate(serve(model), prompt_requests, 12)
     assert got == tokens[len(prompt) :] != base
-    assert check_adapter(str(model), tmp_path / "adapter").error is None
+    assert check_adapter(str(model), tmp_path / "adapter", probe=True).error is None
     monkeypatch.setattr("engine.models.decoder.compile_decoder", lambda *args: None)
     assert generate(serve(model), prompt_requests, 12) == [got, base]
 

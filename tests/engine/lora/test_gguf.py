@@ -91,8 +91,10 @@ def test_tokens_are_those_of_peft(tmp_path: Path) -> None:
     expected = PeftOracle(model, {"a": adapter}).greedy_all(mixed, COUNT, ours)
     assert ours == expected
     assert generate(llm, asked[1:2]) == expected[1:2]
-    verdict = check_adapter(str(model), Path(request.lora_path))
+    verdict = check_adapter(str(model), Path(request.lora_path), probe=True)
     assert verdict.error is None
+    assert verdict.probe is not None
+    assert verdict.probe.passed
 
 
 def test_experts_of_one_tensor_are_told_apart(tmp_path: Path) -> None:

@@ -77,7 +77,7 @@ def test_tokens_are_those_of_peft_on_a_resized_model(tmp_path: Path, layout: str
     oracle = PeftOracle(model, {"a": adapter}, more_tokens=more)
     expected = oracle.greedy_all(pairs[::2], FEW, got[::2])
     assert got == [expected[0], isolated_outputs[0], expected[1]]
-    verdict = check_adapter(str(model), adapter)
+    verdict = check_adapter(str(model), adapter, probe=True)
     assert verdict.error is None
 
 
@@ -150,7 +150,7 @@ def test_rows_in_a_file_of_their_own(model: Path, adapter: Path, llm: LLM, tmp_p
         [{"prompt_token_ids": prompt}], read_isolated, lora_request=LoRARequest("a", 1, str(folder))
     )
     assert max(got.outputs[0].token_ids) < VOCAB  # they have no row of the output layer
-    assert check_adapter(str(model), folder).error is None
+    assert check_adapter(str(model), folder, probe=True).error is None
 
 
 def test_matrices_may_leave_out_rows_of_that_file(
@@ -170,7 +170,7 @@ def test_matrices_may_leave_out_rows_of_that_file(
     (got,) = llm.generate([prompt], bias, use_tqdm=False, lora_request=request)
     oracle = PeftOracle(model, {"a": baseline_adapter})
     assert got.outputs[0].token_ids == oracle.greedy([5, 9, 17], FEW, "a")
-    assert check_adapter(str(model), folder).error is None
+    assert check_adapter(str(model), folder, probe=True).error is None
 
 
 def sampled(llm: LLM, params: SamplingParams, *adapters: LoRARequest | None) -> list[RequestOutput]:

@@ -116,8 +116,10 @@ def test_states_of_encoders_are_those_of_peft(tmp_path: Path, kind: str) -> None
         lambda output: output.last_hidden_state,
         pooling_task="token_embed",
     )
-    verdict = check_adapter(str(model), adapter)
+    verdict = check_adapter(str(model), adapter, probe=True)
     assert verdict.error is None
+    assert verdict.probe is not None
+    assert verdict.probe.max_difference < 1e-4
 
 
 @pytest.mark.parametrize("kind", TARGETS)
@@ -125,7 +127,7 @@ def test_classifiers_that_an_adapter_brings_are_those_of_peft(tmp_path: Path, ki
     auto = AutoModelForSequenceClassification
     model = make(kind, tmp_path / "model", "ForSequenceClassification", num_labels=3)
     adapter = adapt(model, tmp_path / "adapter", auto, TARGETS[kind][:2], task_type="SEQ_CLS")
-    verdict = check_adapter(str(model), adapter)
+    verdict = check_adapter(str(model), adapter, probe=True)
     assert verdict.error is None
     assert {"score", "classifier"} & set(verdict.target_modules)
     compare(model, adapter, auto, lambda output: output.logits)
@@ -145,7 +147,7 @@ def test_tables_and_layers_of_heads_are_those_of_peft(tmp_path: Path, kind: str)
     auto = AutoModelForSequenceClassification
     model = make(kind, tmp_path / "model", "ForSequenceClassification", num_labels=3)
     adapter = adapt(model, tmp_path / "adapter", auto, OTHER_TARGETS[kind], task_type="SEQ_CLS")
-    verdict = check_adapter(str(model), adapter)
+    verdict = check_adapter(str(model), adapter, probe=True)
     assert verdict.error is None
     assert "embedding" in verdict.target_modules
     compare(model, adapter, auto, lambda output: output.logits)

@@ -367,7 +367,7 @@ def test_models_that_cannot_be_loaded_are_refused(tmp_path: Path) -> None:
 
 @pytest.mark.system
 def test_the_command_prints_one_object(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """In a process of its own where it refuses."""
+    """In a process of its own where it refuses; test_probe.py has one that doesn't."""
     flags = ["--model", str(DEMO_MODEL), "--adapter"]
     assert main([*flags, str(PIRATE)]) == 0
     payload = json.loads(capsys.readouterr().out)

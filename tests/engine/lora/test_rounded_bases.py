@@ -10,22 +10,20 @@ import torch
 from engine import LLM
 from engine.checkpoints.safetensors import WeightReader
 from engine.contract.lora import AdapterRef
-from engine.lora.adapter import LoRAAdapter
-from engine.lora.merge import merged_weight
+from engine.lora.merge import FloatWeights, merged_spec
+from engine.lora.parity_probe import _run, prompts
 from engine.lora.reader import read_adapter
 from engine.lora.target_modules import TargetModules
 from engine.models.decoder import NativeDecoder
-from engine.models.forward_context import AttentionMetadata
-from engine.models.lora import AdapterWeights, StepAdapters
 
 from .peft_oracle import checkpoint, make_adapter
 from .test_peft_equality import ALL
 
 
-class Merged(WeightReader):
-    """A checkpoint with the linear weights and tables of a loaded model, and an adapter in them."""
+class Dequantized(WeightReader):
+    """A checkpoint with the linear weights and tables that a loaded model has of it."""
 
-    def __init__(self, folder: Path, model: NativeDecoder, adapter: LoRAAdapter) -> None:
+    def __init__(self, folder: Path, model: NativeDecoder) -> None:
         super().__init__(folder)
         self._rows: dict[str, torch.Tensor] = {}
         names = model.spec.names
@@ -36,30 +34,10 @@ class Merged(WeightReader):
             for slot, linear in layer.items():
                 parts = _rows(weights[slot]).split([part.rows for part in linear.parts])
                 for part, rows in zip(linear.parts, parts, strict=True):
-                    delta = adapter.modules[part.name]
-                    self._rows[f"{part.name}.weight"] = merged_weight(rows, delta)
+                    self._rows[f"{part.name}.weight"] = rows
 
     def get(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
         return self._rows[name] if name in self._rows else super().get(name, shape)
-
-
-@torch.inference_mode()
-def _run(
-    model: NativeDecoder, prompt: torch.Tensor, adapter: AdapterWeights | None
-) -> torch.Tensor:
-    """Logits of all tokens of a prompt."""
-    every = torch.arange(len(prompt))
-    context = AttentionMetadata(
-        positions=every,
-        slot_mapping=every,
-        block_tables=torch.tensor([[0, 1]]).int(),
-        seq_lens=torch.tensor([len(prompt)]).int(),
-        query_start_loc=torch.tensor([0, len(prompt)]).int(),
-        sequence_rows=torch.tensor([0]),
-        adapters=StepAdapters([] if adapter is None else [(adapter, every)]),
-    )
-    hidden = model.forward(prompt, context)
-    return model.logits(hidden, context.adapters.lm_head_adapters(None))
 
 
 def _rows(layer: object) -> torch.Tensor:
@@ -80,11 +58,10 @@ def test_logits_are_those_of_the_dequantized_base(
     ref = AdapterRef(digest=read.digest, path=str(adapter))
     executor.adapters.load(ref)
     apart = executor.adapters.by_digest[ref.digest]  # type: ignore[attr-defined]
-    merged = NativeDecoder(model.spec, model.ops, torch.float32, 64)
-    merged.load(Merged(folder, model, read), lambda *_: None)
+    merged = NativeDecoder(merged_spec(model.spec, read), model.ops, torch.float32, 64)
+    merged.load(FloatWeights(Dequantized(folder, model), model.spec, read), lambda *_: None)
     merged.allocate_kv(4, 16, torch.float32)
-    generator = torch.Generator().manual_seed(1)
-    for prompt in torch.randint(model.spec.vocab_size, (4, 24), generator=generator):
+    for prompt in prompts(model.spec.vocab_size):
         ours, theirs = _run(model, prompt, apart), _run(merged, prompt, None)
         base = _run(model, prompt, None)
         far = (base - theirs).abs().mean()

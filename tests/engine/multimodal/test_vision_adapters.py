@@ -50,7 +50,7 @@ def test_adapters_of_towers_and_connectors_give_pefts_tokens(
     adapted_tokens = expected(adapted, processor, prompt, [image], NUM_TOKENS)
     assert adapted_tokens != base_tokens
     adapter = LoRARequest("all", 1, str(tmp_path / "all"))
-    assert check_adapter(str(tmp_path / "model"), tmp_path / "all").ok
+    assert check_adapter(str(tmp_path / "model"), tmp_path / "all", probe=True).ok
     llm = LLM(
         str(tmp_path / "model"), dtype="float32", num_gpu_blocks_override=128, enable_lora=True
     )
