@@ -253,7 +253,7 @@ class Supervisor:
             replica_id=replica_id,
             key_prefix=self.prefix,
             drain_seconds=self.drain_seconds,
-            spare=index >= model.num_replicas,
+            spare=0 <= index - model.num_replicas < model.num_spares,
             program=self.program,
         )
         return ReplicaSlot(

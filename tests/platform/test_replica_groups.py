@@ -128,6 +128,7 @@ def test_the_only_replica_serves_until_its_successor_does_where_memory_suffices(
 
     first = Replica.objects.get().replica_id
     second = change(99, keeps_serving=True)
+    assert "--spare" not in supervisor.slots[second].command
 
     actions.update_model(actor=SYSTEM_ACTOR, model=model, settings={"max_model_len": 98})
     tick_until(supervisor, lambda: first in supervisor.slots, "its successor starts")
