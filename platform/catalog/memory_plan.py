@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 from django.template.defaultfilters import filesizeformat
 
-from catalog.devices import visible_devices
 from catalog.model_details import checkpoint_of
 from catalog.models import ServedModel
 from catalog.sizing import estimate_memory
@@ -36,9 +35,8 @@ def plan_memory(model: ServedModel, node: str = "") -> MemoryPlan | None:
     checkpoint's files. Raises `ConfigError` for invalid settings.
     """
     checkpoint = checkpoint_of(model.source, model.settings)
-    device = model.settings.get("device", "auto")
-    on_cpu = device == "cpu" or (device == "auto" and not visible_devices())
-    if checkpoint is None or not on_cpu or model.node not in ("", node or socket.gethostname()):
+    is_local = model.node in ("", node or socket.gethostname())
+    if checkpoint is None or not model.runs_on_cpu or not is_local:
         return None
     # A KV cache without a configured size uses the remaining memory.
     need = estimate_memory(checkpoint, model.replica_settings(0), sequences=0)

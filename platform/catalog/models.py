@@ -7,6 +7,7 @@ from django.core.validators import MaxValueValidator, MinValueValidator, RegexVa
 from django.db import models
 from django_prometheus.models import ExportModelOperationsMixin
 
+from catalog.devices import visible_devices
 from catalog.engine_settings import validate_engine_settings
 from engine.contract.errors import ConfigError
 from engine.contract.kv_transfer_config import (
@@ -199,14 +200,21 @@ class ServedModel(ExportModelOperationsMixin("servedmodel"), models.Model):  # t
         return {**self.settings, "model": self.source, "served_model_name": self.name}
 
     @property
+    def runs_on_cpu(self) -> bool:
+        """Whether a replica on this machine computes on its CPUs."""
+        device: str = self.settings.get("device") or "auto"
+        return device == "cpu" or (device == "auto" and not visible_devices())
+
+    @property
     def group_settings(self) -> dict[str, Any]:
         """Settings of a node's replicas that have some of the experts each; {} for replicas that
-        are on their own: a single one, and those whose ranks share the experts.
+        are on their own: a single one, those whose ranks share the experts, and those on GPUs.
         """
         size = self.num_replicas + self.num_spares
         names = ("tensor_parallel_size", "pipeline_parallel_size")
         one_rank = all((self.settings.get(name) or 1) == 1 for name in names)
-        if not self.settings.get("enable_expert_parallel") or size == 1 or not one_rank:
+        shares = self.settings.get("enable_expert_parallel") and one_rank and self.runs_on_cpu
+        if not shares or size == 1:
             return {}
         group: dict[str, Any] = {"data_parallel_size": size}
         if self.settings.get("distributed_executor_backend") in (None, "mp", "uni"):

@@ -381,7 +381,7 @@ def test_a_long_context_and_weights_on_another_device_are_not_refused(
     run("load_model", folder, "--name", "long")  # by default the KV cache takes a part of the rest
     monkeypatch.setattr(f"{command}.total_memory", lambda: 4 << 30)
     run("load_model", folder, "--name", "gpu", "--device", "cuda")
-    monkeypatch.setattr("catalog.memory_plan.visible_devices", lambda: ["0"])
+    monkeypatch.setattr("catalog.models.visible_devices", lambda: ["0"])
     run("load_model", folder, "--name", "auto")  # where there is a GPU, it takes that
     with pytest.raises(CommandError, match="can't fit into memory"):
         run("load_model", folder, "--name", "cpu", "--device", "cpu")

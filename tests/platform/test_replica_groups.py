@@ -82,7 +82,7 @@ def test_replicas_that_share_experts_start_and_end_together(
     )
 
 
-def test_who_shares_experts(folder: str) -> None:
+def test_who_shares_experts(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def group(settings: dict[str, object], **columns: int) -> dict[str, object]:
         return ServedModel(settings=settings, **columns).group_settings
 
@@ -93,11 +93,15 @@ def test_who_shares_experts(folder: str) -> None:
     assert group(experts) == {}
     assert group({}, num_replicas=2) == {}
     assert group({**experts, "tensor_parallel_size": 2}, num_replicas=2) == {}
+    assert group({**experts, "device": "cuda"}, num_replicas=2) == {}
     with pytest.raises(InvalidRequest, match="data_parallel_size must be 1; got 2"):
         actions.load_model(
             actor=SYSTEM_ACTOR, name="m", source=folder, num_replicas=2,
             settings={**experts, "distributed_executor_backend": "ray"},
         )  # fmt: skip
+    monkeypatch.setattr("catalog.models.visible_devices", lambda: ["0"])
+    assert group(experts, num_replicas=2) == {}  # each has a GPU and all experts
+    assert group({**experts, "device": "cpu"}, num_replicas=2)
 
 
 def test_the_only_replica_serves_until_its_successor_does_where_memory_suffices(
