@@ -23,7 +23,7 @@ def rolling_restart(
     on_progress: Callable[[str], None] = lambda text: None,
 ) -> None:
     """Drain and restart the ready replicas one at a time, each after the previous one is ready;
-    those that share experts all at once.
+    those of a node that share experts at once.
 
     Args:
         timeout: maximum seconds per replica.
@@ -37,13 +37,17 @@ def rolling_restart(
     )
     if not ready:
         raise Conflict(f"No replica of {model.name} is ready.")
-    size = len(ready) if model.group_settings else 1
-    for first in range(0, len(ready), size):
-        group = ready[first : first + size]
-        for number, replica in enumerate(group, first + 1):
-            drain_replica(actor=actor, replica=replica)
+    groups: dict[str, list[Replica]] = {}
+    for replica in ready:
+        key = replica.host if model.group_settings else replica.replica_id
+        groups.setdefault(key, []).append(replica)
+    number = 0
+    for group in groups.values():
+        drain_replica(actor=actor, replica=group[0])
+        for replica in group:
+            number += 1
             on_progress(f"{replica.replica_id} ({number} of {len(ready)}) finishes what it has.")
-        if wait or first + size < len(ready):
+        if wait or number < len(ready):
             for replica in group:
                 _wait_for_replacement(replica, timeout)
                 on_progress(f"{replica.replica_id} is ready again.")

@@ -10,10 +10,12 @@ from django.core.management import call_command
 from django.core.management.base import CommandError
 
 from catalog import rollout as rolling
+from catalog.actions import drain_replica
 from catalog.models import Replica, ServedModel
 from engine.contract import messages as protocol
 from engine.contract import redis_keys
 from engine.contract.messages import ControlRequest
+from tenants.actors import SYSTEM_ACTOR
 from tenants.models import AuditEntry
 from tests.platform.conftest import World
 
@@ -92,6 +94,24 @@ def test_those_that_share_experts_go_together(supervised: Supervised) -> None:
     call_command("restart_model", "m")
     assert supervised.drained_ids() == ["r1", "r2"]
     assert supervised.seen == []  # neither waits for the other
+
+
+def test_one_node_of_those_that_share_experts_goes_at_a_time(supervised: Supervised) -> None:
+    make(r1="ready", r2="ready")
+    ServedModel.objects.update(settings={"enable_expert_parallel": True}, num_replicas=2)
+    for replica_id, host in (("r1", "a"), ("r2", "b")):
+        Replica.objects.filter(replica_id=replica_id).update(host=host)
+    call_command("restart_model", "m", "--wait")
+    assert supervised.drained_ids() == ["r1", "r2"]
+    assert all(ready >= 1 for _, ready in supervised.seen)
+
+
+def test_whoever_drains_one_that_shares_experts_drains_its_node(supervised: Supervised) -> None:
+    make(r1="ready", r2="ready", r3="ready", r4="loading")
+    ServedModel.objects.update(settings={"enable_expert_parallel": True}, num_replicas=2)
+    Replica.objects.filter(replica_id="r3").update(host="b")
+    drain_replica(actor=SYSTEM_ACTOR, replica=Replica.objects.get(replica_id="r2"))
+    assert supervised.drained_ids() == ["r1", "r2"]
 
 
 def test_one_that_does_not_come_back_ends_it_before_the_next(
