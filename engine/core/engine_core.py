@@ -228,14 +228,14 @@ class EngineCore:
         waiting = len(self.scheduler.waiting) + self._request_admission.num_waiting
         if waiting + message.sampling.num_running > self.config.max_waiting:
             raise EngineOverloaded(f"{waiting} requests wait already.")
+        if self.config.enable_log_requests:  # before it is queued: decoding the prompt may fail
+            log_request(message, self.tokenizer if prompt_embeds is None else None)
         request = self._input_processor.make_request(message, on_done, prompt_embeds)
         self._attach(request, prompt_embeds, media or {})
         self.cached_prefixes.record(message.prefix_key, request.sequences[0])
         if self._admit(request):
             self._queue(request)
         self.requests[message.request_id] = request
-        if self.config.enable_log_requests:
-            log_request(message, self.tokenizer)
         return request
 
     def follow_prefill(self, message: EngineRequest) -> None:

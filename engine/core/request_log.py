@@ -17,12 +17,15 @@ def log_request(message: EngineRequest, tokenizer: Tokenizer | None) -> None:
     """Log its lengths, and the start of its prompt if the tenant allows that.
 
     Args:
-        tokenizer: the model's; prompts for an adapter with another one are logged without text.
+        tokenizer: the model's; None for a prompt without text. Prompts for an adapter with another
+            tokenizer are logged without text.
+
+    Raises `EngineFault` if the tokenizer can't decode the prompt.
     """
     adapter = message.adapter
     text = ""
     if message.log_prompt and tokenizer is not None and not (adapter and adapter.tokenizer):
-        ids = message.prompt_token_ids[:MAX_LOGGED_TOKENS] if not message.prompt_embeds else []
+        ids = message.prompt_token_ids[:MAX_LOGGED_TOKENS]
         text = f" Prompt: {tokenizer.decode(ids, skip_special_tokens=False)!r}."
     log.info(
         "Received request %s: %d prompt tokens, max_tokens %s, adapter %s.%s",

@@ -8,12 +8,14 @@ from pathlib import Path
 
 import msgspec
 import pytest
+import torch
 
 from engine import SamplingParams
+from engine.contract.errors import EngineFault
 from engine.contract.lora import AdapterRef
 from engine.contract.messages import EngineRequest
 from engine.core.request_log import log_request
-from engine.text.tokenizer import load_tokenizer
+from engine.text.tokenizer import Tokenizer, load_tokenizer
 from tests.engine.test_token_equality import make
 
 PROMPT = "the quick brown fox"
@@ -52,3 +54,20 @@ def test_the_text_of_a_tenant_that_stores_prompts_is_logged_on_one_line_up_to_51
     assert with_text == silent + f" Prompt: {text!r}."
     assert "\n" not in with_text
     assert "quick" not in other_tokenizer
+
+
+def test_a_prompt_that_cannot_be_decoded_is_refused_before_it_is_queued(
+    model_folder: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def decode(*_: object, **__: object) -> str:
+        raise EngineFault("The model's tokenizer can't decode its tokens.")
+
+    core = make(model_folder("llama"), enable_log_requests=True, enable_prompt_embeds=True).core
+    monkeypatch.setattr(Tokenizer, "decode", decode)
+    message = EngineRequest(request_id="r", gateway_id="", prompt_token_ids=[1, 2], log_prompt=True)
+    with pytest.raises(EngineFault):
+        core.add_request(message)
+    assert not core.requests
+    assert not core.has_work
+    embeds = torch.zeros(2, core.facts.hidden_size)
+    assert core.add_request(message, prompt_embeds=embeds)  # its ids say nothing
