@@ -162,7 +162,8 @@ class Tenant(ExportModelOperationsMixin("tenant"), HasMediaLimits):  # type: ign
         "store prompts",
         default=False,
         help_text="Store prompts and completions with request logs, for at most 30 days. Owners "
-        "and admins of the tenant can read them.",
+        "and admins of the tenant can read them. Where the operator logs requests, replicas' "
+        "logs have the start of prompts, too.",
     )
     keep_conversations = models.BooleanField(
         default=True,
