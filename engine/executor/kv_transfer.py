@@ -120,7 +120,7 @@ def make_kv_transfer(config: EngineConfig, worker: Worker) -> KVTransfer | None:
             param="ec_transfer_config",
         )
     if worker.rank:
-        host_bytes = _host_bytes(config)
+        host_bytes = _host_bytes(config, worker)
         return KVTransfer(RankConnector(host_bytes, _local_layout(worker)))
     if settings.kv_connector != MULTI_CONNECTOR:
         return KVTransfer(_make_connector(settings, config, worker))
@@ -153,7 +153,7 @@ def _make_offloading_connector(
             "kv_offloading_size needs weights that can be read for their digest.",
             param="kv_offloading_size",
         )
-    size, host_bytes = _gib(config.kv_offloading_size), _host_bytes(config)
+    size, host_bytes = _gib(config.kv_offloading_size), _host_bytes(config, worker)
     layout = _local_layout(worker)
     block_bytes = BlockBuffers(_kv_caches(worker.loaded.model), layout).block_bytes
     backend = config.kv_offloading_backend
@@ -199,13 +199,17 @@ def _make_offloading_connector(
     )
 
 
-def _host_bytes(config: EngineConfig) -> int:
+def _host_bytes(config: EngineConfig, worker: Worker) -> int:
     """Capacity of a rank's tier in host memory: its own swap space, and its share of the memory
-    tier that belongs to no storage.
+    tier that belongs to no storage. Stages have shares by their numbers of layers, so that the same
+    number of blocks fits into each.
     """
     num_bytes = _gib(config.swap_space) if config.swaps else 0
     if config.kv_offloading_backend == NATIVE:
         num_bytes += _gib(config.kv_offloading_size) // config.world_size
+    if worker.stage is not None:
+        num_layers = len(_kv_caches(worker.loaded.model))
+        num_bytes = num_bytes * worker.stage.size * num_layers // worker.capacity.layout.num_layers
     return num_bytes
 
 

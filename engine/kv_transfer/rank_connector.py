@@ -17,7 +17,7 @@ from engine.kv_transfer.block_buffers import BlockBuffers
 from engine.kv_transfer.host_tier import HostTier
 from engine.kv_transfer.offloading_metadata import OffloadingMetadata, PlannedBlock
 
-#: The first rank bounds the tier, whose blocks are as large as those here.
+#: The first rank bounds the tier, into which as many blocks fit as here.
 _UNBOUNDED = 1 << 62
 
 
@@ -32,7 +32,7 @@ class RankConnector(KVConnectorBase):
     metadata_type = OffloadingMetadata
 
     def __init__(self, capacity: int, layout: KVCacheConfig) -> None:
-        """`capacity`: bytes of the first rank's tier."""
+        """`capacity`: bytes of as many blocks as the first rank's tier has room for."""
         self.host = HostTier(_UNBOUNDED)
         self._capacity, self._layout = capacity, layout
         #: By key the last step that was to save it.

@@ -72,6 +72,22 @@ def test_two_ranks_load_what_they_have_saved_while_the_tier_evicts(
 
 
 @pytest.mark.slow
+def test_as_many_blocks_fit_into_stages_with_other_numbers_of_layers(model_folder: Folder) -> None:
+    folder, size = model_folder("llama"), 2**16
+    prompts = {"r": prompt(1, 90)}
+    expected = run(make(folder), prompts)
+    options = {**STAGES, "pipeline_layer_partition": "1,2", "kv_offloading_size": size / 2**30}
+    with running(folder, **options) as core:
+        for _ in range(2):
+            assert run(core, prompts) == expected
+            forget_kv_cache(core)
+        connector = core.scheduler.kv_connector
+        # A block of a layer has 4 KiB: a third of the tier is the first stage's.
+        assert connector.host.capacity == size // 3
+        assert connector.num_matched_tokens
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [{}, STAGES])
 def test_sequences_of_two_ranks_are_swapped(model_folder: Folder, options: dict[str, Any]) -> None:
     folder = model_folder("llama")
