@@ -10,6 +10,7 @@ from django.conf import settings
 from pydantic import (
     AfterValidator,
     BaseModel,
+    BeforeValidator,
     ConfigDict,
     Field,
     GetCoreSchemaHandler,
@@ -20,6 +21,7 @@ from pydantic import (
 )
 from pydantic_core import CoreSchema
 
+from engine.contract.engine_config import MAX_MEDIA_PER_PROMPT
 from engine.contract.errors import InvalidRequest, QuireError
 from engine.contract.validation import INT_LIMIT
 from inference.errors import UnsupportedField
@@ -33,13 +35,13 @@ def _fail_fast_schema(schema: Any) -> Any:
     copy = {name: _fail_fast_schema(value) for name, value in schema.items() if name != "metadata"}
     if "metadata" in schema:
         copy["metadata"] = schema["metadata"]
-    if schema.get("type") == "list":
+    if schema.get("type") in ("list", "dict"):
         copy["fail_fast"] = True
     return copy
 
 
 class FailFastModel(BaseModel):
-    """A model whose lists, nested ones too, report only their first invalid element.
+    """A model whose lists and dicts, nested ones too, report only their first invalid element.
 
     Pydantic reports all of them, which takes two seconds for a list of 400,000.
     """
@@ -234,6 +236,17 @@ class ECTransferParams(RemoteAddress):
     num_encoder_tokens: Annotated[int, Field(ge=0)] | None = None
 
 
+#: Media that a prompt may have.
+_MAX_EC_TRANSFERS = sum(MAX_MEDIA_PER_PROMPT.values())
+
+
+def _check_num_transfers(values: Any) -> Any:
+    """Check the number of entries before pydantic validates each."""
+    if isinstance(values, dict) and len(values) > _MAX_EC_TRANSFERS:
+        raise ValueError(f"may hold at most {_MAX_EC_TRANSFERS} entries, got {len(values)}.")
+    return values
+
+
 def _check_one_address(values: dict[str, ECTransferParams]) -> dict[str, ECTransferParams]:
     if len(addresses := {params.address for params in values.values()}) > 1:
         raise ValueError(f"must name one replica; got {', '.join(sorted(addresses))}.")
@@ -241,7 +254,11 @@ def _check_one_address(values: dict[str, ECTransferParams]) -> dict[str, ECTrans
 
 
 #: By sha256 of what the encoder reads, as answers have it.
-ECTransfers = Annotated[dict[ShortText, ECTransferParams], AfterValidator(_check_one_address)]
+ECTransfers = Annotated[
+    dict[ShortText, ECTransferParams],
+    BeforeValidator(_check_num_transfers),
+    AfterValidator(_check_one_address),
+]
 
 
 class GenerateRequest(FailFastModel):

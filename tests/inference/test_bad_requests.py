@@ -120,8 +120,9 @@ async def test_fault_52_bodies_of_strangers_are_refused_before_they_are_read(
         ("messages", lambda: {"messages": [{}] * 2_000_000}),
         ("tools", lambda: {"messages": [MESSAGE], "tools": [{}] * 60_000}),
         ("stop", lambda: {"messages": [MESSAGE], "stop": ["a"] * 10_000}),
+        ("ec_transfer_params", lambda: {"ec_transfer_params": {str(i): {} for i in range(89)}}),
     ],
-    ids=["messages", "some", "parts", "some parts", "bias", "empty", "tools", "stop"],
+    ids=["messages", "some", "parts", "some parts", "bias", "empty", "tools", "stop", "encodings"],
 )
 async def test_fault_53_counts_are_bounded_before_anything_is_validated(
     served: Gateway, field: str, make: Callable[[], dict[str, Any]]
