@@ -286,8 +286,9 @@ class EngineClient:
             return False
         self._flights.pop(flight.engine_id, None)
         prefill = self._prefill_planner.choose(flight, replicas, replica, slack)
+        peers = {peer.kv_address for peer in of_model}
         if prefill is not None:
-            message = flight.assign_prefill(prefill.heartbeat, prefill.kv_address)
+            message = flight.assign_prefill(prefill.heartbeat, prefill.kv_address, peers)
             if prefill.kv_address:
                 follow = FollowPrefill(
                     request=msgspec.structs.replace(message, kv_peer=flight.kv_peer, media_data={})
@@ -297,7 +298,6 @@ class EngineClient:
                 self._inbox.post(flight.reader_id, follow, lambda _: None)
             replica = prefill
         else:
-            peers = {peer.kv_address for peer in of_model}
             message = flight.assign(replica.heartbeat, peers)
         beat = replica.heartbeat
         self._flights[flight.engine_id] = flight
@@ -368,6 +368,8 @@ class EngineClient:
         """A prefill ended or failed: in either case another replica answers the request."""
         if not delta.finish_reason:
             return
+        if delta.finish_reason in ("error", "abort") and flight.reader_id:
+            self.abort(flight.engine_id, flight.reader_id)
         if delta.stop_reason == ABORTED_BY_OPERATOR:
             for index in range(len(flight.finished)):
                 self._apply_delta(flight, msgspec.structs.replace(delta, index=index, token_ids=[]))
@@ -375,8 +377,6 @@ class EngineClient:
         replica = self.fleet.get(flight.replica_id)
         if replica is not None:
             replica.submitted -= 1
-        if delta.finish_reason == "error" and flight.reader_id:
-            self.abort(flight.engine_id, flight.reader_id)
         flight.finish_prefill(delta)
         flight.unassign("its prompt is computed")
         self.watchman.replace(flight)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from common.log_context import request_fields
-from engine.contract.kv_transfer_config import EC_PRODUCER
+from engine.contract.kv_transfer_config import EC_PRODUCER, KV_PRODUCER
 from engine.contract.messages import EngineRequest, FlightRecord, Heartbeat, OutboxBatch, TokenDelta
 from engine.contract.redis_keys import prefill_request_id
 from engine.contract.replica_state import Numerics
@@ -190,16 +190,22 @@ class InFlightRequest:
             or request.sampling.prompt_logprobs is not None
         )
 
-    def assign_prefill(self, beat: Heartbeat, kv_peer: str) -> EngineRequest:
+    def assign_prefill(
+        self, beat: Heartbeat, kv_peer: str, peers: Collection[str]
+    ) -> EngineRequest:
         """Start an attempt that only computes the prompt, up to its last media where the replica
-        encodes; return the message to send.
+        only encodes; return the message to send.
 
-        `kv_peer`: the address at which the replica serves its blocks.
+        `kv_peer`: the address at which the replica serves its blocks. `peers`: see `assign`.
         """
         request, self.is_prefilling = self.request, True
         was_encoded, encoder = self.encoded, self.kv_peer
-        end = len(request.prompt_token_ids)
-        if beat.kv_handover is not None and beat.kv_handover.ec_role == EC_PRODUCER:
+        end, handover = len(request.prompt_token_ids), beat.kv_handover
+        if (
+            handover is not None
+            and handover.ec_role == EC_PRODUCER
+            and handover.role != KV_PRODUCER
+        ):
             end = max((item.end for item in request.media), default=end)
             self.encoded = True
         else:
@@ -214,7 +220,7 @@ class InFlightRequest:
             token_cap=None,
             isolated=self.runs_isolated,
             prefilled=was_encoded,
-            kv_peer=encoder,
+            kv_peer=encoder if encoder in peers else "",
         )
 
     def finish_prefill(self, delta: TokenDelta) -> None:

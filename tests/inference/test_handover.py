@@ -245,6 +245,44 @@ async def test_a_prompt_is_computed_on_a_prefill_replica_once_its_media_are_enco
     ]
 
 
+async def test_a_replica_that_encodes_and_computes_prompts_gets_both_at_once(
+    gateway: Gateway,
+) -> None:
+    async with AsyncExitStack() as stack:
+        producer, consumer = [
+            await stack.enter_async_context(gateway.fake(kv_handover=role))
+            for role in (
+                handover("kv_producer", ec_role="ec_producer"),
+                handover("kv_consumer", ec_role="ec_consumer"),
+            )
+        ]
+        await gateway.refresh()
+        await tokens_of(submit_picture(gateway))
+    assert [len(request.prompt_token_ids) for request in producer.received] == [20]
+    assert [request.prefilled for request in consumer.received] == [True]
+
+
+async def test_a_prefill_replica_reads_nothing_from_a_dead_one_that_encoded(
+    gateway: Gateway,
+) -> None:
+    encoding_role = handover("kv_both", ec_role="ec_producer", address=ADDRESS)
+    async with AsyncExitStack() as stack:
+        encoder, producer, _ = [
+            await stack.enter_async_context(fake)
+            for fake in (
+                gateway.fake(kv_handover=encoding_role, die_after=0),
+                gateway.fake(kv_handover=handover("kv_producer", ec_role="ec_consumer")),
+                gateway.fake(kv_handover=handover("kv_consumer", ec_role="ec_consumer")),
+            )
+        ]
+        await gateway.refresh()
+        submission = submit_picture(gateway)
+        await until_dead(encoder)
+        await tell_of_death(gateway, encoder, [request.request_id for request in encoder.received])
+        await tokens_of(submission)
+    assert [request.kv_peer for request in producer.received] == [""]
+
+
 async def test_media_whose_encoding_replica_dies_are_encoded_where_the_answer_is(
     gateway: Gateway,
 ) -> None:
@@ -286,7 +324,8 @@ def test_a_replica_that_dies_at_a_prompt_was_at_the_request_that_it_is_of() -> N
 async def test_an_operator_aborts_a_request_whose_prompt_is_computed(
     operator: Gateway, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with two(operator) as (producer, consumer):
+    serving = handover("kv_producer", address=ADDRESS)
+    async with two(operator, kv_handover=serving) as (producer, consumer):
         proceed, step = asyncio.Event(), producer._step
 
         async def step_later() -> None:
@@ -295,10 +334,11 @@ async def test_an_operator_aborts_a_request_whose_prompt_is_computed(
 
         monkeypatch.setattr(producer, "_step", step_later)
         exchange = start(operator, n=2)
-        await until(lambda: producer.running)
+        await until(lambda: producer.running and consumer.followed)
         await operator.client.post("/abort_requests")
         proceed.set()
         events = await read(exchange)
+        await until(lambda: not consumer.followed)
     choices = [choice for event in events if isinstance(event, dict) for choice in event["choices"]]
     reasons = {choice["index"]: choice["finish_reason"] for choice in choices}
     assert reasons == {0: "abort", 1: "abort"}
