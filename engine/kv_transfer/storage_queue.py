@@ -177,6 +177,8 @@ class StorageQueue:
         payloads = self.tier.follow_sequence(keys, namespace, source, is_computed)
         for key, payload in zip(keys, payloads, strict=False):
             self._host.put([(key, payload)], tenant)
+            if not is_computed():
+                return
 
     def _read_blocks(
         self, tenant: str, namespace: str, source: str, deadline: float, keys: Sequence[bytes]
