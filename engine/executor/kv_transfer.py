@@ -155,13 +155,14 @@ def _make_offloading_connector(
         )
     size, host_bytes = _gib(config.kv_offloading_size), _host_bytes(config, worker)
     layout = _local_layout(worker)
-    block_bytes = BlockBuffers(_kv_caches(worker.loaded.model), layout).block_bytes
+    buffers = BlockBuffers(_kv_caches(worker.loaded.model), layout)
+    block_bytes = buffers.block_bytes
     backend = config.kv_offloading_backend
     has_storage = offloads and backend != NATIVE
     if has_storage:
         # Blocks to be written or read ahead; more could never be in the KV cache at once.
         host_bytes += min(size, worker.capacity.num_blocks * block_bytes)
-    host, storage = HostTier(host_bytes), None
+    host, storage = HostTier(host_bytes * block_bytes // buffers.host_block_bytes), None
     if has_storage:
         tier = _make_storage_tier(backend, size, block_bytes, serves=settings.saves)
         storage = StorageQueue(tier, host)

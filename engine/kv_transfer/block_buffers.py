@@ -88,6 +88,11 @@ class BlockBuffers:
         ]
         self.growing_groups = growing or [len(layout.groups) - 1]
 
+    @property
+    def host_block_bytes(self) -> int:
+        """Bytes of host memory that a payload takes: torch pins a power of two."""
+        return 1 << (self.block_bytes - 1).bit_length() if self._pins else self.block_bytes
+
     @staticmethod
     def describe(kv_caches: KVCaches) -> list[list[str]]:
         """The caches' layout, for keys of blocks: dtype and shape of a block's part, by layer."""

@@ -145,7 +145,9 @@ def test_payloads_of_a_gpu_are_in_pinned_memory(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(torch, "empty", pin)
     buffers.read(0, 1)
     assert not pinned
+    assert buffers.host_block_bytes == 30
     buffers._pins = True
+    assert buffers.host_block_bytes == 32
     [payload] = buffers.read(0, 1)
     assert payload.tobytes() == bytes(range(30, 60))
     assert payload.ctypes.data == pinned[0].data_ptr()
