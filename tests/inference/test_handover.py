@@ -384,6 +384,29 @@ async def test_a_client_that_plans_the_hand_over_itself_passes_kv_transfer_param
     assert [request.prefilled for request in replica.received] == [False, False, True]
 
 
+async def test_a_client_passes_on_where_an_encoders_outputs_are(gateway: Gateway) -> None:
+    both = gateway.fake(kv_handover=handover("kv_both", ec_role="ec_both", address=ADDRESS))
+    # Its encoder reads prompts.
+    both.model.max_encoder_tokens, both.model.decoder_start_ids = 12, [7, 8]
+    async with gateway.serving(both) as replica:
+        first = await gateway.client.complete("the fox")
+        [(digest, remote)] = first.json()["ec_transfer_params"].items()
+        assert (remote["remote_host"], remote["remote_port"]) == ("10.0.0.1", 5600)
+        for params in (
+            {digest: remote},
+            {digest: remote | {"remote_host": "metadata.internal"}},
+            {"d" * 64: remote},
+        ):
+            answer = await gateway.client.complete("the fox", ec_transfer_params=params)
+            assert answer.status == 200
+    assert [(request.prefilled, request.kv_peer) for request in replica.received] == [
+        (False, ""),
+        (True, ADDRESS),
+        (True, ""),
+        (False, ""),
+    ]
+
+
 async def test_encoder_outputs_of_two_replicas_are_refused_by_name(gateway: Gateway) -> None:
     remote = {"remote_host": "10.0.0.1", "remote_port": 5600}
     async with gateway.serving(gateway.fake()):
