@@ -32,6 +32,7 @@ def merged_spec(spec: DecoderSpec, adapter: LoRAAdapter) -> DecoderSpec:
         qkv_bias=True,
         o_bias=True,
         mlp_bias=True,
+        cross=None if spec.cross is None else replace(spec.cross, bias=True, key_bias=True),
     )
 
 

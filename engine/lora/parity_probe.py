@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +26,7 @@ from engine.lora.packing import pack_adapter
 from engine.lora.target_modules import TargetModules
 from engine.models.decoder import NativeDecoder
 from engine.models.decoder_spec import DecoderSpec
+from engine.models.encoder_decoder import EncoderDecoder
 from engine.models.encoders.encoder import NativeEncoder
 from engine.models.encoders.encoder_spec import EncoderSpec
 from engine.models.forward_context import AttentionMetadata, StateStep
@@ -100,10 +101,19 @@ def _logits(
     ops = kernels.get("cpu", use_compiled=config.cpu_kernels)
     weights = FloatWeights(open_weights(folder, config, ops.device), spec, merged)
     model_spec = spec if merged is None else merged_spec(spec, merged)
-    model = NativeDecoder(model_spec, ops, torch.float32, LENGTH)
+    kind = NativeDecoder if spec.cross is None else EncoderDecoder
+    model = kind(model_spec, ops, torch.float32, LENGTH)
     model.load(weights, lambda done, total: None)
-    model.allocate_kv(-(-LENGTH // BLOCK), BLOCK, torch.float32)
+    num_blocks = -(-LENGTH // BLOCK)
+    model.allocate_kv(2 * num_blocks, BLOCK, torch.float32)
     packed = None if apart is None else pack_adapter(apart, model)
+    if isinstance(model, EncoderDecoder):
+        # Adapters don't change the encoder, so that any states will do. Large ones would have large
+        # scores, whose rounding changes the logits.
+        generator = torch.Generator().manual_seed(1)
+        states = 0.1 * torch.randn(LENGTH, model_spec.hidden_size, generator=generator)
+        with torch.inference_mode():
+            model.write_states(states, list(range(num_blocks, 2 * num_blocks)), packed)
     vocab = 0 if apart is None else apart.vocab_size
     return [_run(model, prompt, packed) for prompt in prompts(vocab or model_spec.vocab_size)]
 
@@ -137,8 +147,23 @@ def prompts(vocab: int) -> list[Tensor]:
 @torch.inference_mode()
 def _run(model: NativeDecoder, prompt: Tensor, adapter: AdapterWeights | None) -> Tensor:
     context = step_of(len(prompt), adapter)
+    if isinstance(model, EncoderDecoder):
+        context.other_groups = (_cross_step(context),)
     hidden, adapters = model.forward(prompt, context), context.adapters
     return model.logits(hidden, adapters.lm_head_adapters(None))
+
+
+def _cross_step(context: AttentionMetadata) -> AttentionMetadata:
+    """Return the metadata of tokens that attend to all states in the next blocks, as if each were a
+    sequence of its own.
+    """
+    [blocks], count = context.block_tables, len(context.positions)
+    return replace(
+        context,
+        block_tables=(blocks + len(blocks)).repeat(count, 1),
+        seq_lens=torch.full((count,), LENGTH, dtype=torch.int32),
+        query_start_loc=torch.arange(count + 1, dtype=torch.int32),
+    )
 
 
 def step_of(count: int, adapter: AdapterWeights | None) -> AttentionMetadata:

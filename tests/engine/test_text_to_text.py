@@ -12,6 +12,7 @@ import transformers as tf
 
 from engine import LLM, LoRARequest, SamplingParams
 from engine.contract.errors import InvalidRequest
+from engine.lora.check import check_adapter
 from tests.engine.lora.peft_oracle import save
 
 NUM_TOKENS = 12
@@ -241,6 +242,8 @@ def test_an_adapter_of_cross_attention_gives_pefts_tokens(
     expected = [_greedy(model, text, start, name) for text in TEXTS]
     assert expected != base
     params = SamplingParams(temperature=0, max_tokens=NUM_TOKENS, ignore_eos=True, detokenize=False)
+    verdict = check_adapter(str(folder), tmp_path, probe=True)
+    assert verdict.ok, verdict.error
     adapter = LoRARequest("a", 1, str(tmp_path))
     results = _llm(folder, enable_lora=True).generate(
         TEXTS * 2, params, lora_request=[None] * len(TEXTS) + [adapter] * len(TEXTS)

@@ -12,6 +12,7 @@ import pytest
 
 from engine import LLM, LoRARequest, SamplingParams
 from engine.contract.errors import InvalidRequest
+from engine.lora.check import check_adapter
 from tests.engine.lora.peft_oracle import save
 from tests.engine.speech.models import START, expected, make_whisper, sound
 
@@ -112,6 +113,13 @@ def test_adapters_of_cross_attention_give_pefts_tokens_together_and_in_a_small_p
     llm = _llm(tmp_path / "model", num_gpu_blocks_override=18, max_num_batched_tokens=8)
     assert _run(llm, names, tmp_path) == expected_tokens
     llm.llm_engine.core.check_integrity()
+
+
+def test_an_adapter_passes_the_check_of_an_upload(tmp_path: Path) -> None:
+    base = make_whisper(tmp_path / "model")
+    _adapted(base, tmp_path / "all", TARGETS["all"], 0)
+    verdict = check_adapter(str(tmp_path / "model"), tmp_path / "all", probe=True)
+    assert verdict.ok, verdict.error
 
 
 def test_an_adapter_of_the_encoder_is_refused_by_name(tmp_path: Path) -> None:
