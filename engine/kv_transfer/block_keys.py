@@ -60,6 +60,10 @@ class BlockKeys:
         """Key of the first payload of a block with this key in the prefix cache."""
         return hashlib.sha256(self._numerics + cached_hash).digest()
 
+    def first_keys(self, block_hash: bytes) -> list[bytes]:
+        """The same for a block's tokens in each group."""
+        return [self.first_key(block_hash + suffix) for suffix in self._suffixes]
+
     def of_block(self, group: int, block_hash: bytes) -> list[bytes]:
         """Keys of a group's block; [] where the group has no layers."""
         if not self._num_payloads[group]:

@@ -413,7 +413,9 @@ class OffloadingConnector(KVConnectorBase):
         return self._tier_name if self._keys.first_key(block_hash) in self._tier else ""
 
     def has_in_memory(self, block_hash: bytes) -> bool:
-        return self._loads_host and self._keys.first_key(block_hash) in self.host
+        return self._loads_host and any(
+            key in self.host for key in self._keys.first_keys(block_hash)
+        )
 
     @property
     def _tier_name(self) -> str:

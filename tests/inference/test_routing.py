@@ -83,10 +83,11 @@ def test_a_busy_home_gives_way_to_an_idler_replica() -> None:
     assert chosen([replica(home, running=8), replica(other)], key) == home
 
 
+@pytest.mark.parametrize("family", ["llama", "qwen2-window"])
 def test_a_replica_that_has_a_prefix_in_its_own_memory_gets_it_while_it_isnt_busier(
-    tmp_path: Path,
+    family: str, tmp_path: Path
 ) -> None:
-    folder = make_model("llama", tmp_path)
+    folder = make_model(family, tmp_path)
     token_ids = list(range(3, 73))
     key = prefix_key(token_ids, "")
     settings = {"num_gpu_blocks_override": 16, "max_model_len": 128, "kv_offloading_size": 0.01}
