@@ -207,7 +207,7 @@ def stage_inputs(
         if getattr(context, name) is not None
     ]
     if to is not None and context.states is not None:
-        # Nobody reads the states in block 0.
+        # Block 0 may be a sequence's, but kernels write no states of sequences without tokens.
         optional.append(("state_rows", _padded(context.states.blocks, seqs, 0)))
     fed = [] if feed is None else [_padded(torch.from_numpy(feed.source), size, -1)]
     sent = send([*arrays, *(array for _, array in optional), *fed, *lora, *more], device)

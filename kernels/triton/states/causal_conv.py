@@ -11,7 +11,7 @@ from kernels.ssm import StateRows, check_conv
 from kernels.tensors import describe
 from kernels.triton.elementwise import activate
 from kernels.triton.launch import launch
-from kernels.triton.states.segments import first_saves, num_saves, segment
+from kernels.triton.states.segments import first_saves, has_tokens, num_saves, segment
 
 TOKENS, CHANNELS = 8, 128
 """Tokens and channels of a tile. The tokens of decodes belong to different sequences."""
@@ -64,7 +64,7 @@ def history_kernel(
     sequence = tl.program_id(0)
     channel = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)[None, :]
     position = tl.arange(0, PADDED)[:, None]
-    inside = (position < HISTORY) & (channel < channels)
+    inside = (position < HISTORY) & (channel < channels) & has_tokens(starts, sequence)
     first = tl.load(starts + sequence).to(tl.int64)
     current = tl.load(rows + sequence)
     save, last = num_saves(first_saves, sequence, SAVES)

@@ -10,7 +10,7 @@ from torch import Tensor
 from kernels.ssm import StateRows, check_diagonal
 from kernels.tensors import describe
 from kernels.triton.launch import launch
-from kernels.triton.states.segments import first_saves, num_saves, segment
+from kernels.triton.states.segments import first_saves, has_tokens, num_saves, segment
 
 CHANNELS = 128
 
@@ -23,7 +23,7 @@ def diagonal_kernel(
     """Grid (blocks of channels, sequences)."""
     channel = tl.program_id(0) * CHANNELS + tl.arange(0, CHANNELS)
     sequence = tl.program_id(1)
-    inside = channel < channels
+    inside = (channel < channels) & has_tokens(starts, sequence)
     row = tl.load(rows + sequence)
     state = tl.load(states + row * channels + channel, mask=inside, other=0.0)
     start = tl.load(starts + sequence).to(tl.int64)

@@ -16,7 +16,7 @@ from kernels.ssm import STATE_DTYPES, ScanInputs, ScanWeights, StateRows, check_
 from kernels.tensors import describe
 from kernels.triton.fp8 import round_half_even
 from kernels.triton.launch import launch
-from kernels.triton.states.segments import first_saves, num_saves, segment
+from kernels.triton.states.segments import first_saves, has_tokens, num_saves, segment
 
 ELEMENTS = 4096
 """State values per tile: 32 registers of each of a program's 128 threads."""
@@ -58,6 +58,7 @@ def linear_scan_kernel(
     else:
         vector = block * VECTORS + lane
         head, exists = vector // VALUES, vector < HEADS * VALUES
+    exists = exists & has_tokens(starts, sequence)
     key = tl.arange(0, PADDED)[None, :]
     by_head, by_key = head < HEADS, (head < HEADS) & (key < KEYS)
     inside = exists & (key < KEYS)

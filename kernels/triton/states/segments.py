@@ -12,6 +12,14 @@ from kernels.tensors import check_vector, describe
 
 
 @triton.jit
+def has_tokens(starts, sequence):
+    """Whether a sequence has tokens. Those that pad a recorded step have none, and their row may be
+    another sequence's, so that nothing may be written there.
+    """
+    return tl.load(starts + sequence + 1) > tl.load(starts + sequence)
+
+
+@triton.jit
 def num_saves(first_saves, sequence, SAVES: tl.constexpr):
     """Return the range (first, end) of the sequence's rows of `saves`."""
     if SAVES:

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 from torch import Tensor
+from triton.runtime import interpreter
 
 from kernels import ssm
 from kernels.interface import ScanInputs, ScanWeights, StateRows
@@ -177,6 +178,30 @@ def test_a_diagonal_scan_takes_in_one_token_after_the_other() -> None:
     for tokens, of in chunks((1, 5)):
         assert torch.equal(diagonal_scan(x[tokens], decay[tokens], cut, of), got[tokens])
     assert torch.equal(cut[[2, 7, 1, 8]], states[[2, 7, 1, 8]])
+
+
+def test_a_sequence_without_tokens_writes_no_states(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a GPU its row may be one that another sequence writes at the same time."""
+    written: list[Tensor] = []
+    store = interpreter._interpreter.store
+
+    def record(addresses, values, mask):  # type: ignore[no-untyped-def]
+        written.append(torch.from_numpy(addresses[mask].astype("int64")))
+        return store(addresses, values, mask)
+
+    monkeypatch.setattr(interpreter._interpreter, "store", record)
+    inputs, weights, states = scan("mamba 2", torch.float32)
+    x, history = torch.randn(TOKENS, 20), torch.randn(ROWS, 3, 20)
+    numbers = torch.randn(ROWS, 20)
+    for table, call in (
+        (states, lambda: linear_scan(inputs, weights, states, OF)),
+        (history, lambda: causal_conv(x, history, torch.randn(4, 20), None, OF)),
+        (numbers, lambda: diagonal_scan(x, x, numbers, OF)),
+    ):
+        written.clear()
+        call()
+        rows = (torch.cat(written) - table.data_ptr()) // table[0].nbytes
+        assert {*rows.tolist()} & {*range(ROWS)} == {4, 0, 2, 3, 6, 7, 1, 8}
 
 
 def test_what_does_not_go_together_is_refused() -> None:
