@@ -115,8 +115,8 @@ class CpuDecoder(CompiledDecoder):
         inputs: AuxStateBuffer | None = None,
         states: StateRows | None = None,
     ) -> Tensor:
-        if (states is None) == bool(self._state_blocks):
-            raise ValueError("layers with states, and they alone, need blocks")
+        if self._state_blocks and states is None:
+            raise ValueError("layers with states need blocks")
         tokens, sequences = hidden.shape[0], block_tables.shape[0]
         check_dense("hidden", hidden, (tokens, self.hidden_size), torch.float32)
         check_dense("positions", positions, (tokens,), torch.int64)
@@ -140,7 +140,9 @@ class CpuDecoder(CompiledDecoder):
                 "inputs", inputs.states, (tokens, len(taps) * self.hidden_size), torch.float32
             )
             inputs_address = inputs.states.data_ptr()
-        described = None if states is None else describe_rows(states, tokens, *self._state_blocks)
+        described = None
+        if states is not None and self._state_blocks:
+            described = describe_rows(states, tokens, *self._state_blocks)
         out = torch.empty((tokens if rows is None else num_rows, self.hidden_size))
         status = self._run(
             self._handle, out.data_ptr(), hidden.data_ptr(), tokens, positions.data_ptr(), groups,

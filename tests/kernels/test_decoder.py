@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from kernels.attention_args import AttentionArgs
-from kernels.interface import AuxStateBuffer, NormWeights
+from kernels.interface import AuxStateBuffer, NormWeights, StateRows
 from tests.kernels.decoder_layers import Layer, Shape, compile_layers
 
 SHAPE = Shape(
@@ -160,6 +160,16 @@ def test_it_tells_what_some_layers_begin_with(compiled, threads, rows):
     aux_outputs = decoder(hidden.clone(), *batch, rows, inputs=AuxStateBuffer((0, 2), states))
     assert torch.equal(aux_outputs, decoder(hidden.clone(), *batch, rows))
     assert torch.equal(states, torch.cat((hidden, following_copy), dim=-1))
+
+
+def test_a_stage_without_states_ignores_the_blocks_of_others(compiled):
+    """A model has them, its attention layers alone in a stage don't."""
+    batch, tokens = make_batch()
+    decoder = compile_layers(compiled, SHAPE, [make_layer(compiled)], norm(SHAPE.hidden_size))
+    hidden, states = torch.randn(tokens, SHAPE.hidden_size), StateRows(batch[-1], torch.arange(4))
+    assert torch.equal(
+        decoder(hidden.clone(), *batch, states=states), decoder(hidden.clone(), *batch)
+    )
 
 
 def test_inputs_of_layers_that_are_not_there_are_refused(compiled):
