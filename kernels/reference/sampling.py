@@ -6,6 +6,8 @@ import torch
 from torch import Tensor
 
 BROKEN = -1
+#: Maximum number of logits that are sorted at once: about 64 bytes of intermediate tensors each.
+_SORTED_AT_ONCE = 1 << 22
 
 
 def argmax(logits: Tensor) -> Tensor:
@@ -27,6 +29,11 @@ def sample(
     """See `KernelSet.sample`."""
     if not logits.numel():
         return torch.empty(len(logits), dtype=torch.int64, device=logits.device)
+    rows = max(1, _SORTED_AT_ONCE // logits.shape[1])
+    if len(logits) > rows:
+        arguments = (logits, temperature, top_k, top_p, min_p, uniforms)
+        parts = zip(*(values.split(rows) for values in arguments), strict=True)
+        return torch.cat([sample(*part) for part in parts])
     greedy = argmax(logits)
     values, ids = logits.sort(dim=-1, descending=True, stable=True)
     values = values.double()

@@ -114,6 +114,19 @@ def test_a_row_does_not_depend_on_the_others(kernels, threads):
     assert int(isolated_sample) == int(full_sample[5])
 
 
+def test_the_reference_sorts_some_rows_at_once(monkeypatch):
+    logits, options = torch.randn(7, 100), settings(7, top_p=0.9)
+    expected = reference.sample(logits, **options)
+    monkeypatch.setattr(reference, "_SORTED_AT_ONCE", 300)
+    sorted_rows = []
+    argmax = reference.argmax
+    monkeypatch.setattr(
+        reference, "argmax", lambda rows: (sorted_rows.append(len(rows)), argmax(rows))[1]
+    )
+    assert torch.equal(reference.sample(logits, **options), expected)
+    assert sorted_rows == [3, 3, 1]
+
+
 def test_no_rows(kernels):
     assert kernels.sample(torch.empty(0, 10), **settings(0)).shape == (0,)
     assert kernels.argmax(torch.empty(0, 10)).shape == (0,)
