@@ -369,14 +369,15 @@ class Scheduler:
             step.plan.encode += self.encoder_cache.schedule(
                 sequence.seq_id, media, sequence.num_computed_tokens, num_tokens
             )
-            step.prefill.consume_vectors(self.encoder_cache.num_step_vectors - previous)
+            count = self.encoder_cache.num_step_vectors - previous
+            step.budget_of(sequence).consume_vectors(count)
 
     def _limit_by_media(
         self, step: StepBuilder, sequence: Sequence, num_computed: int, chunk: int
     ) -> int:
         """Number of a chunk's tokens whose pictures this step can encode."""
         media = sequence.request.media
-        num_vectors = step.prefill.num_vectors if self.limits.chunked else None
+        num_vectors = step.budget_of(sequence).num_vectors if self.limits.chunked else None
         return self.encoder_cache.limit_tokens(media, num_computed, chunk, num_vectors)
 
     def _continue_prompt(self, step: StepBuilder, sequence: Sequence) -> None:

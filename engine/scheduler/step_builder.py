@@ -55,9 +55,10 @@ class StepBuilder:
 
     def prompt_budget(self, sequence: Sequence, context: int) -> int:
         """Tokens of a sequence's prompt, after `context` others, that still fit."""
-        return self._budget_of(sequence).tokens(context)
+        return self.budget_of(sequence).tokens(context)
 
-    def _budget_of(self, sequence: Sequence) -> PrefillBudget:
+    def budget_of(self, sequence: Sequence) -> PrefillBudget:
+        """The budget of a sequence's prompt: a separate one if its tenant has one."""
         if not self.tenant_budgets:
             return self.prefill
         return self.tenant_budgets.get(sequence.request.message.tenant, self.prefill)
@@ -83,7 +84,7 @@ class StepBuilder:
         self.budget -= count
         starts = self.is_new(sequence)
         if starts or not is_decode(count):
-            budget = self._budget_of(sequence)
+            budget = self.budget_of(sequence)
             budget.consume(count, sequence.num_computed_tokens, starts=starts)
         sequence.num_computed_tokens += count
         sequence.timeline.num_steps += 1
@@ -127,7 +128,7 @@ class StepBuilder:
         row = self.scheduled.index(sequence)
         starts, count = self.is_new(sequence), self.plan.num_scheduled[row]
         if starts or not is_decode(count):
-            budget = self._budget_of(sequence)
+            budget = self.budget_of(sequence)
             budget.refund(count, sequence.num_computed_tokens - count, starts=starts)
         del self.scheduled[row], self.plan.seq_ids[row], self.plan.num_samples[row]
         del self.plan.num_scheduled[row]

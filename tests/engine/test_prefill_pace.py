@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 
 from engine.scheduler.prefill_budget import PrefillBudget, PrefillLimits, PrefillLoad, PrefillPace
+from engine.scheduler.step_builder import StepBuilder
 from tests.engine.helpers import Driver
 
 DECODES = 8
@@ -116,3 +120,16 @@ def test_encoders_and_prompts_share_the_time_of_a_step() -> None:
     budget.consume_vectors(30)
     assert (budget.num_vectors, budget.tokens(0)) == (0, 0)
     assert PrefillBudget(100).num_vectors is None
+
+
+def test_heavy_tenants_encode_in_their_own_share_of_a_short_step() -> None:
+    """The rest of the step is for the prompts and pictures of other tenants."""
+    step = StepBuilder(0, 100, PrefillBudget(40, tokens_per_vector=2.0))
+    heavy: Any = SimpleNamespace(name="heavy")
+    step.split_prompt_budget([heavy], 20)
+    sequences: list[Any] = [
+        SimpleNamespace(request=SimpleNamespace(message=SimpleNamespace(tenant=tenant)))
+        for tenant in ("heavy", "light")
+    ]
+    step.budget_of(sequences[0]).consume_vectors(9)
+    assert [step.budget_of(sequence).num_vectors for sequence in sequences] == [1, 20]
