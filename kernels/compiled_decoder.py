@@ -189,7 +189,8 @@ class CompiledDecoder(ABC):
         return, by default all. `other_groups` are slot_mapping and block_tables of the KV cache
         groups 1, 2, ... `adapters` lists the tokens with adapters, as for `KernelSet.add_lora`.
         `inputs` receives the inputs of some layers. `states` are the blocks of layers with states,
-        which other stages may have; None without any. The other arguments are those of `rope_and_cache` and `paged_attention`.
+        which other stages may have; None without any. The other arguments are those of
+        `rope_and_cache` and `paged_attention`.
 
         Raises ValueError for inconsistent arguments.
         """
