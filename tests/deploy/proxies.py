@@ -19,6 +19,7 @@ from typing import Any
 
 import uvicorn
 
+from config.serve import KEEP_ALIVE_S
 from tests.services import missing
 from tests.waiting import free_port
 
@@ -86,7 +87,13 @@ def upstream() -> Iterator[Upstream]:
     listener = socket.create_server(("127.0.0.1", 0))
     app.port = listener.getsockname()[1]
     server = uvicorn.Server(
-        uvicorn.Config(app, lifespan="off", log_level="warning", proxy_headers=False)
+        uvicorn.Config(
+            app,
+            lifespan="off",
+            log_level="warning",
+            proxy_headers=False,
+            timeout_keep_alive=KEEP_ALIVE_S,
+        )
     )
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
     thread.start()

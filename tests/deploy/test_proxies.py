@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 from django.conf import settings
 
+from config.serve import KEEP_ALIVE_S
+
 DEPLOY = Path(__file__).resolve().parents[2] / "deploy"
 NGINX = (DEPLOY / "nginx.conf").read_text()
 CADDY = (DEPLOY / "Caddyfile").read_text()
@@ -50,3 +52,8 @@ def test_braces_close_and_the_gateways_port_is_named(text: str) -> None:
 
 def test_caddy_sends_tokens_as_they_come() -> None:
     assert re.search(r"flush_interval -1", CADDY)
+
+
+def test_caddy_closes_idle_connections_before_the_gateway_does() -> None:
+    (seconds,) = re.findall(r"keepalive (\d+)s", CADDY)
+    assert int(seconds) < KEEP_ALIVE_S
