@@ -26,16 +26,8 @@ class ServedModelAdmin(ActionsAdmin):
     search_fields = ("name", "source")
     fields = (
         *("name", "source", "num_replicas", "num_spares", "num_prefill", "num_encode"),
-        *(
-            "idle_minutes",
-            "node",
-            "managed",
-            "public",
-            "tenants",
-            "aliases",
-            "fallbacks",
-            "settings",
-        ),
+        *("idle_minutes", "node", "managed", "public", "tenants", "aliases", "fallbacks"),
+        "settings",
         *("desired_state", "max_model_len", "created_at", "changed_at"),
     )
     inlines = (ReplicaInline,)
