@@ -68,6 +68,8 @@ def check_kv_tiers(config: EngineConfig) -> None:
             f"{', '.join(f'{scheme}://' for scheme in REMOTE_SCHEMES)}.",
             param="kv_offloading_backend",
         )
+    if config.only_encodes:
+        return  # there are no KV blocks
     events = KVEventsConfig.from_mapping(config.kv_events_config or {})
     if events.publishes and not config.enable_prefix_caching:
         raise ConfigError("kv_events_config needs enable_prefix_caching.", param="kv_events_config")

@@ -36,6 +36,8 @@ from engine.contract.eplb_config import EPLBConfig
 from engine.contract.errors import ConfigError
 from engine.contract.kv_events_config import KVEventsConfig
 from engine.contract.kv_transfer_config import (
+    EC_PRODUCER,
+    KV_PRODUCER,
     NATIVE,
     PREEMPTION_MODES,
     ECTransferConfig,
@@ -704,6 +706,13 @@ class EngineConfig:
         if self.async_scheduling is None:
             return by_default and not self.speculative_config
         return self.async_scheduling
+
+    @property
+    def only_encodes(self) -> bool:
+        """Whether only the model's encoder is needed, for other replicas."""
+        kv_role = (self.kv_transfer_config or {}).get("kv_role")
+        ec_role = (self.ec_transfer_config or {}).get("ec_role")
+        return ec_role == EC_PRODUCER and kv_role != KV_PRODUCER
 
     @property
     def name(self) -> str:

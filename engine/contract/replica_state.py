@@ -405,6 +405,11 @@ class KVHandover(msgspec.Struct, omit_defaults=True, kw_only=True, frozen=True):
         return self.role == KV_PRODUCER or self.ec_role == EC_PRODUCER
 
     @property
+    def only_encodes(self) -> bool:
+        """Whether it has the model's encoder alone: it computes no prompt and answers nothing."""
+        return self.ec_role == EC_PRODUCER and self.role != KV_PRODUCER
+
+    @property
     def saves_encodings(self) -> bool:
         """Whether other replicas can load its encoder outputs."""
         return self.ec_role in (EC_BOTH, EC_PRODUCER)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import time
 from collections.abc import Callable, Collection, Mapping
@@ -76,6 +77,8 @@ class EngineCore:
         config: EngineConfig,
         progress: Callable[[int, int], None] = lambda done, total: None,
     ) -> None:
+        if config.only_encodes:
+            config = dataclasses.replace(config, speculative_config=None)
         self.config = config
         self._spans = make_request_spans(config)
         self.executor = executor = make_executor(config)

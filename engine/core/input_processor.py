@@ -182,6 +182,12 @@ class InputProcessor:
                 max_logprobs=self._config.max_logprobs,
             )
             self._ask_processors(params)
+        if self._config.only_encodes and (message.pooling is not None or params.max_tokens != 1):
+            raise InvalidRequest(
+                "This replica has no decoder (ec_role=ec_producer): it encodes media for requests "
+                "with max_tokens=1, whose token means nothing.",
+                param="max_tokens",
+            )
         self._check_resumption(message)
         self._check_token_cap(message)
         _check_tenant(message)

@@ -154,7 +154,7 @@ def warm_up(core: EngineCore) -> None:
     """Run requests through the engine, and remove all traces of them."""
     max_tokens = min(core.facts.max_model_len, core.scheduler.capacity_tokens)
     prompt = min(PROMPT_TOKENS, max_tokens - 1)
-    if prompt < 1:
+    if prompt < 1 or core.config.only_encodes:
         return
     output = min(_OUTPUT_TOKENS, max_tokens - prompt)
     connector = core.scheduler.kv_connector

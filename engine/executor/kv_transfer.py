@@ -186,8 +186,8 @@ def _make_offloading_connector(
         layout,
         storage=storage,
         ec_connector=ec_connector,
-        saves=offloads and settings.saves,
-        loads=offloads and settings.loads,
+        saves=offloads and settings.saves and not config.only_encodes,
+        loads=offloads and settings.loads and not config.only_encodes,
         # While a sequence's drafts are being verified, its state isn't that after its tokens.
         swaps=swaps and not (layout.state_group and config.speculative_config),
         max_in_flight=max(
@@ -304,6 +304,13 @@ def _load_connector(settings: KVTransferConfig, worker: Worker) -> KVConnectorBa
         raise ConfigError(
             f"kv_connector {module}.{name} is no subclass of {KVConnectorBase.__module__}."
             f"{KVConnectorBase.__qualname__}.",
+            param="kv_transfer_config",
+        )
+    if hasattr(kind, "get_finished"):
+        raise ConfigError(
+            f"kv_connector {module}.{name} can't be used: it loads or sends blocks beside steps "
+            "(get_finished). Load them in start_load_kv or wait_for_layer_load, and save them by "
+            "wait_for_save.",
             param="kv_transfer_config",
         )
     layout = worker.capacity.layout

@@ -36,13 +36,13 @@ from engine.model_loader.loader import LoadedModel, load_model
 from engine.model_loader.vllm_config import VllmConfig
 from engine.models.decoder import NativeDecoder
 from engine.models.decoder_spec import DecoderSpec
-from engine.models.interface import ModelFacts
+from engine.models.interface import ModelFacts, SupportsMultiModal
 from engine.models.rotary_embedding import MAX_PLANE_ROWS
 from engine.models.sharding import PARAM, num_kv_copies
 from engine.sampling.custom_processors import LogitsProcessors
 from engine.sampling.logits_processor import LogitsProcessor, processor_classes
 from engine.scheduler.plan import GrammarOutput, StepPlan, StepResult
-from engine.worker.encoder_runner import EncoderRunner
+from engine.worker.encoder_runner import EncoderRunner, EncodingRunner
 from engine.worker.input_batch import InputBatch
 from engine.worker.interface import Attachments, BitmaskInbox, PendingStep, Runner
 from engine.worker.model_runner import ModelRunner
@@ -253,7 +253,7 @@ class Worker:
             max_stateful_sequences=max_stateful,
             mixes=self.device.mixes,
             runs_whole_prompts=self.device.runs_whole_prompts,
-            caches_prefixes=self.device.caches_prefixes,
+            caches_prefixes=self.device.caches_prefixes and not config.only_encodes,
         )
         self.drafts.size_cache(self.capacity.num_blocks, token_bytes * config.block_size)
         return self.capacity
@@ -305,6 +305,8 @@ class Worker:
         token_bytes += self.drafts.bytes_per_token * num_ranks
         if token_bytes == 0:
             return num_virtual_blocks(config, token_budget)
+        if config.only_encodes:
+            return num_virtual_blocks(config, token_budget) + blocks_per_sequence
         requirements = CacheRequirements(
             self.loaded,
             self._kv_dtype,
@@ -361,9 +363,9 @@ class Worker:
         """Allocate the KV cache and create the runner; steps can be run from now on."""
         report_load_phase(CACHE)
         config, layout = self._config, self.capacity.layout
-        self.loaded.model.allocate_kv(
-            self.capacity.num_blocks, config.block_size, self._kv_dtype, layout
-        )
+        # Without a decoder the scheduler only counts blocks; one shows their layout to the tiers.
+        num_blocks = 1 if config.only_encodes else self.capacity.num_blocks
+        self.loaded.model.allocate_kv(num_blocks, config.block_size, self._kv_dtype, layout)
         batch = InputBatch(
             config.max_num_seqs,
             self.loaded.max_model_len,
@@ -389,7 +391,10 @@ class Worker:
                 self._encoder.ec_connector = self.kv_transfer.ec_connector
 
     def _make_runner(self, batch: InputBatch) -> Runner:
-        capacity = self.capacity
+        capacity, model = self.capacity, self.loaded.model
+        if self._config.only_encodes and isinstance(model, SupportsMultiModal):
+            self._encoder = EncoderRunner(model, self.adapters.by_digest)
+            return EncodingRunner(self._encoder, self._attachments)
         parts = RunnerInputs(
             self.loaded,
             batch,

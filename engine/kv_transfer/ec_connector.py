@@ -53,6 +53,8 @@ class ECConnector:
         self._host, self._storage = host, storage
         self._numerics, self._block_bytes, self._device = numerics, block_bytes, device
         self._saves, self._loads = saves, loads
+        #: Number of outputs that were loaded.
+        self.num_loaded = 0
 
     def start_read_ahead(
         self,
@@ -105,6 +107,7 @@ class ECConnector:
         dtype = getattr(torch, name.rstrip(b"\0").decode())
         size = num_rows * width * dtype.itemsize
         raw = torch.from_numpy(np.concatenate(payloads)[_HEADER.size :][:size].copy())
+        self.num_loaded += 1
         return raw.view(dtype).view(num_rows, width).to(self._device)
 
     def save_caches(self, key: bytes, output: Tensor, tenant: str, namespace: str) -> None:

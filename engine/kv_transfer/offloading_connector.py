@@ -446,6 +446,8 @@ class OffloadingConnector(KVConnectorBase):
         stats.external_prefix_cache_queries_total = self.num_looked_up_tokens
         stats.external_prefix_cache_hits_total = self.num_matched_tokens
         stats.kv_tier_saved_blocks_total = self.num_saved_blocks
+        if self.ec_connector is not None:
+            stats.mm_cache_hits_total += self.ec_connector.num_loaded
         failures = host.failures.copy()
         stats.kv_tier_bytes = {host.name: host.used_bytes}
         stats.kv_tier_capacity_bytes = {host.name: host.capacity}

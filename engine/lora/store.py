@@ -25,6 +25,7 @@ from engine.lora.packing_template import PackingTemplates
 from engine.lora.reader import read_adapter
 from engine.lora.target_modules import TargetModules
 from engine.models.lora import AdapterWeights
+from engine.models.vision.family import VisionDecoder
 from engine.pooling.heads import ClassifierHeadFactory
 
 
@@ -177,6 +178,9 @@ class AdapterStore:
         """Load an adapter of any layout."""
         modules, dtype = self._modules_of(model, heads), self._limits.dtype
         adapter = self._read(ref, modules)
+        if isinstance(model, VisionDecoder) and model.only_encodes:
+            adapter = _encoder_part(adapter, modules)
+            return PackedAdapter(pack_adapter(adapter, model, dtype, heads, modules), adapter.rank)
         weights = pack_adapter(adapter, model, dtype, heads, modules)
         self._templates.add_template(ref.path, adapter, model, dtype, modules)
         # Load it by the new template: then it is contiguous in memory, which makes steps faster.
@@ -208,6 +212,14 @@ class AdapterStore:
             or (limits.host_adapters is not None and len(self._host) > limits.host_adapters)
         ):
             num_bytes -= self._host.popitem(last=False)[1].weights.num_bytes
+
+
+def _encoder_part(adapter: LoRAAdapter, modules: TargetModules) -> LoRAAdapter:
+    """The changes of a model's encoder alone."""
+    slots = {} if modules.vision is None else modules.layers[modules.vision]
+    names = {part.name for linear in slots.values() for part in linear.parts}
+    changed = {name: delta for name, delta in adapter.modules.items() if name in names}
+    return LoRAAdapter(digest=adapter.digest, modules=changed, vocab_size=adapter.vocab_size)
 
 
 class AdapterHost(Protocol):

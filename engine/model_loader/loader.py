@@ -151,7 +151,7 @@ def load_model(
     spec = built.spec
     for line in report_lines(getattr(built.model, "load_report", ())):
         log.info("weights: %s", line)
-    if config.calculate_kv_scales:
+    if config.calculate_kv_scales and not config.only_encodes:
         _measure_kv_scales(built, config, tokenizer)
     return LoadedModel(
         model=built.model,
@@ -246,7 +246,7 @@ def reload_model(
     )
     if _facts(built.spec, built.max_model_len) != _facts(loaded.spec, loaded.max_model_len):
         raise ModelLoadError(f"{loaded.folder} holds another model by now.", param="model")
-    if config.calculate_kv_scales:
+    if config.calculate_kv_scales and not config.only_encodes:
         _measure_kv_scales(built, config, loaded.read_tokenizer())
     loaded.model, loaded.pooler = built.model, built.pooler
 

@@ -437,7 +437,7 @@ def _native(
             reopen_weights=lambda: open_weights(folder, config, order.ops.device, form),
         )
         if isinstance(model, VisionDecoder) and vision is not None:
-            model.family = vision
+            model.family, model.only_encodes = vision, config.only_encodes
         if isinstance(model, TextToTextModel) and text_spec is not None:
             model.text_spec = text_spec
             model.decoder_start_ids = read_start_ids(raw, read_generation_config(folder))
@@ -462,8 +462,10 @@ def _native(
     model.load(weights, order.progress)
     if isinstance(model, NativeDecoder):
         model.set_kv_scales(scales)
-    # Weights that this stage or expert-parallel rank doesn't read belong to another.
+    # Weights that this stage or expert-parallel rank doesn't read belong to another, and those of a
+    # decoder to replicas that don't only encode.
     is_partial = order.stage is not None or _expert_shard(order, spec) is not None
+    is_partial |= config.only_encodes
     unread = [] if is_partial else weights.unused_names()
     if vision is not None:
         unread = [name for name in unread if not name.startswith(vision.ignored_prefixes)]

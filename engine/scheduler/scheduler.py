@@ -517,7 +517,9 @@ class Scheduler:
         """
         if (connector := self._loading_connector(sequence)) is None:
             return 0
-        num_tokens, _ = connector.get_num_new_matched_tokens(sequence, num_computed)
+        num_tokens, is_async = connector.get_num_new_matched_tokens(sequence, num_computed)
+        if is_async:  # its blocks might not be there yet when the step computes
+            raise RuntimeError(f"{type(connector).__name__} can't be used: it loads beside steps.")
         return num_tokens
 
     def _loads_encoder_states(self, sequence: Sequence, block_ids: list[list[int]]) -> bool:

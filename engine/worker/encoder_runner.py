@@ -1,4 +1,6 @@
-"""`EncoderRunner`: runs a model's encoder, and keeps its outputs while the plans need them."""
+"""`EncoderRunner`: runs a model's encoder, and keeps its outputs while the plans need them.
+`EncodingRunner`: steps of a replica that has no decoder.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,8 @@ from engine.models.lora import AdapterWeights
 from engine.models.vision.family import VisionDecoder
 from engine.multimodal.inputs import MediaTensors
 from engine.multimodal.pruning import RETAINED
-from engine.scheduler.plan import EncodeTask
+from engine.scheduler.plan import EncodeTask, StepPlan, StepResult
+from engine.worker.interface import Attachments, CompletedStep
 from engine.worker.step_inputs import EncoderRange
 from kernels.tensors import to_device
 
@@ -87,3 +90,30 @@ class EncoderRunner:
         if retained is None:
             return output
         return output[to_device(torch.from_numpy(retained.copy()), output.device)]
+
+
+class EncodingRunner:
+    """A `Runner` of a replica that only encodes for others: each sequence's token is 0."""
+
+    def __init__(self, encoder: EncoderRunner, attachments: Attachments) -> None:
+        self._encoder, self._attachments = encoder, attachments
+
+    def execute(self, plan: StepPlan) -> StepResult:
+        return self.launch(plan, self.prepare(plan)).finish()
+
+    def prepare(self, plan: StepPlan) -> list[tuple[EncodeTask, MediaTensors]] | None:
+        """The step's media; None: no sequences."""
+        if not plan.seq_ids:
+            return None
+        return [(task, self._attachments.get(task.handle)) for task in plan.encode]
+
+    def launch(
+        self, plan: StepPlan, inputs: list[tuple[EncodeTask, MediaTensors]] | None
+    ) -> CompletedStep:
+        if inputs is None:
+            return CompletedStep(StepResult.empty(0))
+        self._encoder.run(plan.dropped_encodings, inputs, ())
+        return CompletedStep(StepResult([[0] * count for count in plan.num_samples]))
+
+    def reset(self) -> None:
+        """Do nothing: no step is in flight after one has failed."""

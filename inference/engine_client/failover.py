@@ -192,7 +192,7 @@ class FailoverMonitor:
         if replica is None or not replica.silent or replica.heartbeat.state != "ready":
             return ""
         candidates = failover_candidates(flight, self._client.fleet.of_model(flight.model))
-        is_available = any(other.ready and not other.silent for other in candidates)
+        is_available = any(other.can_answer and not other.silent for other in candidates)
         return "its replica is silent" if is_available else ""
 
     def _is_unread(self, flight: InFlightRequest) -> str:
@@ -202,7 +202,7 @@ class FailoverMonitor:
             return ""
         candidates = self._client.fleet.of_model(flight.model)
         waited = time.monotonic() - flight.last_heard_at > UNREAD_S
-        return "its replica is draining" if waited and any(r.ready for r in candidates) else ""
+        return "its replica is draining" if waited and any(r.can_answer for r in candidates) else ""
 
     def replace(self, flight: InFlightRequest) -> None:
         """Assign a waiting flight to a replica, or fail it after too many attempts."""

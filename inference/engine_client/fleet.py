@@ -119,9 +119,15 @@ class Replica:
 
     @property
     def only_prefills(self) -> bool:
-        """Whether it prefills or encodes for others, and decodes only while no other can."""
+        """Whether it prefills for others, and decodes only while no other can."""
         handover = self.heartbeat.kv_handover
         return handover is not None and handover.only_prepares
+
+    @property
+    def can_answer(self) -> bool:
+        """Whether it accepts new requests and doesn't only encode."""
+        handover = self.heartbeat.kv_handover
+        return self.ready and not (handover is not None and handover.only_encodes)
 
     @property
     def kv_address(self) -> str:
@@ -303,7 +309,7 @@ def choose_replica(
     `local_id`: the replica in this gateway's pod. An endpoint picker has chosen it for the prefix,
     so it takes the request while it has at most `slack` requests more than the least loaded one.
     """
-    ready = [replica for replica in replicas if replica.ready]
+    ready = [replica for replica in replicas if replica.can_answer]
     ready = [replica for replica in ready if not replica.silent] or ready
     ready = [replica for replica in ready if not replica.heartbeat.paused] or ready
     ready = [replica for replica in ready if not replica.heartbeat.spare] or ready

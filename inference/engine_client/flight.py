@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from common.log_context import request_fields
-from engine.contract.kv_transfer_config import EC_PRODUCER, KV_PRODUCER
 from engine.contract.messages import EngineRequest, FlightRecord, Heartbeat, OutboxBatch, TokenDelta
 from engine.contract.redis_keys import prefill_request_id
 from engine.contract.replica_state import Numerics
@@ -201,11 +200,7 @@ class InFlightRequest:
         request, self.is_prefilling = self.request, True
         was_encoded, encoder = self.encoded, self.kv_peer
         end, handover = len(request.prompt_token_ids), beat.kv_handover
-        if (
-            handover is not None
-            and handover.ec_role == EC_PRODUCER
-            and handover.role != KV_PRODUCER
-        ):
+        if handover is not None and handover.only_encodes:
             end = max((item.end for item in request.media), default=end)
             self.encoded = True
         else:

@@ -9,8 +9,8 @@ from array import array
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 
-from engine.contract.kv_transfer_config import EC_PRODUCER, KV_PRODUCER
-from engine.contract.messages import Heartbeat
+from engine.contract.kv_transfer_config import KV_PRODUCER
+from engine.contract.messages import EngineRequest, Heartbeat
 from inference.engine_client.fleet import Replica, choose_replica
 from inference.engine_client.flight import InFlightRequest
 
@@ -39,7 +39,6 @@ class PrefillPlanner:
         handover = decode.heartbeat.kv_handover
         if handover is None or handover.only_prepares or not flight.can_be_prefilled:
             return None
-        encodes = bool(flight.request.media) and handover.loads_encodings and not flight.encoded
         producers, encoders = [], []
         for replica in replicas:
             theirs = replica.heartbeat.kv_handover
@@ -48,34 +47,40 @@ class PrefillPlanner:
                 continue
             if theirs.role == KV_PRODUCER:
                 producers.append(replica)
-            elif theirs.ec_role == EC_PRODUCER and encodes:
+            elif theirs.only_encodes and replica.load <= decode.load + slack:
                 encoders.append(replica)
-        encoders = [encoder for encoder in encoders if encoder.load <= decode.load + slack]
-        # What encoders have in their memory is read by the replica that was told of it alone.
-        reader = decode.heartbeat.incarnation if any(e.kv_address for e in encoders) else ""
-        if encoders and self._record_media(flight, decode.heartbeat, reader):
-            return min(encoders, key=lambda encoder: encoder.load)
-        if not producers:
-            return None
-        num_new_tokens = self._record_prefixes(flight, handover.step_tokens, decode.heartbeat)
-        if num_new_tokens <= handover.step_tokens:
-            return None
-        producer = choose_replica(
-            producers, flight.request.prefix_key, slack, flight.request.adapter_digest
-        )
-        if producer is None or producer.load > decode.load + slack:
-            return None
+        num_cached = self._num_cached_tokens(flight, handover.step_tokens, decode.heartbeat)
+        producer = None
+        if len(flight.request.prompt_token_ids) - num_cached > handover.step_tokens:
+            request = flight.request
+            producer = choose_replica(producers, request.prefix_key, slack, request.adapter_digest)
+            if producer is not None and producer.load > decode.load + slack:
+                producer = None
+        # Who computes the prompt reads what encoders have in their memory, and is told of it alone.
+        reader = (producer or decode).heartbeat
+        loads = reader.kv_handover is not None and reader.kv_handover.loads_encodings
+        if encoders and loads and not flight.encoded:
+            name = reader.incarnation if any(encoder.kv_address for encoder in encoders) else ""
+            if self._record_media(flight, num_cached, decode.heartbeat, name):
+                return min(encoders, key=lambda encoder: encoder.load)
+        if producers:
+            self._record_prefixes(flight, handover.step_tokens, decode.heartbeat)
         return producer
 
-    def _record_media(self, flight: InFlightRequest, beat: Heartbeat, reader: str) -> bool:
-        """Whether a prompt has media that weren't encoded before for `reader`; "": for all. As many
-        are remembered as there are tokens in a replica's KV cache, at most.
+    def _record_media(
+        self, flight: InFlightRequest, num_cached: int, beat: Heartbeat, reader: str
+    ) -> bool:
+        """Whether a prompt has media after its first `num_cached` tokens that weren't encoded
+        before for `reader`; "": for all. As many are remembered as there are tokens in a replica's
+        KV cache, at most.
         """
         is_new, request = False, flight.request
         scope = hashlib.sha256(
             f"{reader} {request.adapter_digest} {request.cache_namespace}".encode()
         )
         for item in request.media:
+            if item.end <= num_cached:
+                continue
             name = scope.digest() + item.digest
             is_new = is_new or name not in self._media
             self._media[name] = None
@@ -84,29 +89,30 @@ class PrefillPlanner:
             self._media.popitem(last=False)
         return is_new
 
-    def _record_prefixes(self, flight: InFlightRequest, stride: int, beat: Heartbeat) -> int:
-        """Number of a prompt's tokens after the longest prefix that a replica has answered.
+    def _num_cached_tokens(self, flight: InFlightRequest, stride: int, beat: Heartbeat) -> int:
+        """Length of a prompt's longest prefix that a replica has answered."""
+        num_cached = 0
+        for prefix in _prefixes(flight.request, stride):
+            if self._prefixes.get(prefix) != beat.incarnation:
+                break
+            num_cached += stride
+        return num_cached
 
-        The remembered prefixes are limited to what its KV cache holds, in strides.
+    def _record_prefixes(self, flight: InFlightRequest, stride: int, beat: Heartbeat) -> None:
+        """Remember that a replica answers a prompt. The prefixes are limited to what its KV cache
+        holds, in strides.
         """
-        token_ids, key = flight.request.prompt_token_ids, flight.request.prefix_key
-        num_cached, is_cached = 0, True
-        for number, prefix in enumerate(_prefixes(key, token_ids, stride), 1):
-            is_cached = is_cached and self._prefixes.get(prefix) == beat.incarnation
-            if is_cached:
-                num_cached = number * stride
+        for prefix in _prefixes(flight.request, stride):
             self._prefixes[prefix] = beat.incarnation
             self._prefixes.move_to_end(prefix)
         while len(self._prefixes) > max(1, beat.model.kv_capacity_tokens // stride):
             self._prefixes.popitem(last=False)
-        return len(token_ids) - num_cached
 
 
-def _prefixes(key: bytes, token_ids: Sequence[int], stride: int) -> Iterator[bytes]:
-    """[16]-byte hashes of the prefixes of `stride` tokens, twice as many, and so on. `key`: hash of
-    the cache namespace and adapter, see `prefix_key`.
-    """
-    digest = hashlib.blake2b(key, digest_size=16)
+def _prefixes(request: EngineRequest, stride: int) -> Iterator[bytes]:
+    """[16]-byte hashes of a prompt's prefixes of `stride` tokens, twice as many, and so on."""
+    token_ids = request.prompt_token_ids
+    digest = hashlib.blake2b(request.prefix_key, digest_size=16)
     for start in range(0, len(token_ids) - stride + 1, stride):
         digest.update(array("q", token_ids[start : start + stride]).tobytes())
         yield digest.digest()

@@ -248,10 +248,12 @@ async def test_a_picture_is_encoded_in_one_process_and_its_chat_answered_in_anot
         while sum(finished.values()) < len(roles) + 1:
             assert time.monotonic() < deadline
             await gateway.refresh()
-            for entry in fleet:
-                totals = entry.heartbeat.stats.requests_finished_total
-                finished[entry.heartbeat.replica_id] = sum(totals.values())
+            stats = {entry.heartbeat.replica_id: entry.heartbeat.stats for entry in fleet}
+            for name, entry in stats.items():
+                finished[name] = sum(entry.requests_finished_total.values())
             await asyncio.sleep(0.1)
+    # The first who computes the prompt reads the picture's vectors.
+    assert stats["prefill" if prefills else "answer"].mm_cache_hits_total == 1
     assert finished == {**dict.fromkeys(roles, 1), "answer": 2}
 
 

@@ -158,14 +158,19 @@ async def encoding(gateway: Gateway, **options: Any) -> AsyncIterator[list[FakeR
 
 
 def submit_picture(
-    gateway: Gateway, *, has_picture: bool = True, first: int = 10, namespace: str = ""
+    gateway: Gateway,
+    *,
+    has_picture: bool = True,
+    first: int = 10,
+    length: int = 20,
+    namespace: str = "",
 ) -> Submission:
-    """A prompt of 20 tokens from `first` on, of which the 4th to 7th stand for a picture."""
+    """A prompt of `length` tokens from `first` on, of which the 4th to 7th stand for a picture."""
     item = MediaItem("image", b"d" * 32, ((3, 4),), (1, 4, 4))
     request = EngineRequest(
         request_id=f"chatcmpl-{uuid.uuid4().hex}",
         gateway_id="",
-        prompt_token_ids=list(range(first, first + 20)),
+        prompt_token_ids=list(range(first, first + length)),
         cache_namespace=namespace,
         media=[item] if has_picture else [],
         media_data={item.digest: b"pixels"} if has_picture else {},
@@ -243,6 +248,36 @@ async def test_a_prompt_is_computed_on_a_prefill_replica_once_its_media_are_enco
         (True, ADDRESS),
         (True, other),
     ]
+
+
+async def test_a_picture_that_the_prefill_replica_has_read_is_encoded_for_the_answering_one(
+    gateway: Gateway,
+) -> None:
+    roles = [
+        handover("kv_both", ec_role="ec_producer", address=ADDRESS),
+        handover("kv_producer", ec_role="ec_consumer"),
+        handover("kv_consumer", ec_role="ec_consumer", step_tokens=8),
+    ]
+    async with AsyncExitStack() as stack:
+        encoder, producer, _ = [
+            await stack.enter_async_context(gateway.fake(kv_handover=role)) for role in roles
+        ]
+        await gateway.refresh()
+        for first, length in ((10, 20), (11, 8), (12, 8), (20, 20)):
+            await tokens_of(submit_picture(gateway, first=first, length=length))
+    # The short prompts are computed where they are answered.
+    assert [request.prompt_token_ids[0] for request in encoder.received] == [10, 11]
+    assert [request.prompt_token_ids[0] for request in producer.received] == [10, 20]
+
+
+async def test_a_replica_that_only_encodes_answers_nothing(gateway: Gateway) -> None:
+    alone = handover("kv_both", ec_role="ec_producer")
+    async with gateway.serving(gateway.fake(kv_handover=alone)) as encoder:
+        submission = submit_picture(gateway)
+        await asyncio.sleep(0)
+        assert submission.waiting
+        submission.close()
+    assert not encoder.received
 
 
 async def test_a_replica_that_encodes_and_computes_prompts_gets_both_at_once(

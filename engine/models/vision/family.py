@@ -15,11 +15,14 @@ from engine.models.decoder import NativeDecoder
 from engine.models.decoder_spec import DecoderSpec, WeightNames
 from engine.models.families.common import ACTIVATIONS, Config, shared_fields
 from engine.models.layers.moe import Weights
+from engine.models.supports_lora import AdaptableLinear
 from engine.models.vision.adapters import AdaptableEncoder, EncoderLoader
 from engine.models.vision.tower import VisionSpec
 from engine.models.weight_loader import WeightLoader
 from engine.multimodal.inputs import EMBEDS, MediaTensors
 from engine.quantization.packing import make_quant_scheme
+from kernels.interface import NO_NORM
+from kernels.layers import AbsentLinear
 from kernels.lora import PackedLora
 from kernels.tensors import to_device
 
@@ -117,6 +120,8 @@ class VisionDecoder(NativeDecoder):
     family: VisionFamily
     #: The linear layers of the family's encoder, for adapters.
     encoder: AdaptableEncoder
+    #: Whether the decoder has no weights.
+    only_encodes = False
 
     @property
     def hears(self) -> bool:
@@ -139,8 +144,15 @@ class VisionDecoder(NativeDecoder):
         return self.spec.bidirectional_span
 
     def load(self, weights: Weights, progress: Callable[[int, int], None]) -> None:
-        super().load(weights, progress)
+        if self.only_encodes:
+            self.lm_head = self.embedding = AbsentLinear()
+            self.final_norm = NO_NORM
+        else:
+            super().load(weights, progress)
         self.family.load(self.encoder_loader(weights))
+
+    def lora_linears(self, layer: int) -> Mapping[str, AdaptableLinear]:
+        return {} if self.only_encodes else super().lora_linears(layer)
 
     def encoder_loader(self, weights: Weights) -> WeightLoader:
         self.encoder = AdaptableEncoder()

@@ -94,5 +94,12 @@ class DictConnector(KVConnectorBase):
             self.blocks.setdefault(block_hash, {})[layer_name] = parts
 
 
+class AsyncConnector(DictConnector):
+    """Would load or send while steps run, as vLLM's connectors may."""
+
+    def get_finished(self, finished_req_ids: set[str]) -> tuple[None, None]:
+        return None, None
+
+
 class NoConnector:
     """Isn't one."""

@@ -11,10 +11,12 @@ import pytest
 
 from engine import LLM, LoRARequest, SamplingParams
 from engine.contract.engine_config import EngineConfig
-from engine.contract.errors import ConfigError
+from engine.contract.errors import ConfigError, InvalidRequest
 from engine.contract.messages import EngineRequest
 from engine.core.engine_core import EngineCore
+from engine.core.warmup import warm_up
 from engine.models.interface import SupportsMultiModal
+from engine.models.vision.family import VisionDecoder
 from tests.engine.kv_transfer.remote_stores import running_store
 from tests.engine.kv_transfer.test_offloading import connector_of, make
 from tests.engine.multimodal.models import FAMILIES, IMAGE_TOKEN, picture
@@ -198,7 +200,7 @@ def test_another_replica_reads_what_an_encoder_made_of_a_picture(
 
     role = "ec_both" if backend == "native" else "ec_producer"
     encoding = seeing(folder, backend, ec_transfer_config={"ec_role": role})
-    generate_tokens(encoding, first)
+    encoding.generate(first, SamplingParams(temperature=0, max_tokens=1))
     connector_of(core_of(encoding)).wait_until_saved(60)
     if backend == "native":  # host memory is no other replica's
         reading = encoding
@@ -208,6 +210,7 @@ def test_another_replica_reads_what_an_encoder_made_of_a_picture(
     kinds = count_pictures(reading, monkeypatch)
     assert generate_tokens(reading, second) == expected_token_ids[0]
     assert not kinds
+    assert core_of(reading).snapshot().mm_cache_hits_total == 1
     assert generate_tokens(reading, other) == expected_token_ids[1]
     assert kinds == ["image"]
     core_of(reading).scheduler.kv.reset_prefix_cache()
@@ -228,9 +231,9 @@ def test_what_an_adapters_tower_made_of_a_picture_is_read_too(
     train_adapter(model, tmp_path / "adapter", TARGETS["llava"])
     adapter = LoRARequest("tower", 1, str(tmp_path / "adapter"))
     image = {"image": picture(1, 60, 40)}
-    params = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
 
-    def generate(llm: LLM, text: str) -> list[int]:
+    def generate(llm: LLM, text: str, max_tokens: int = 8) -> list[int]:
+        params = SamplingParams(temperature=0, max_tokens=max_tokens, ignore_eos=True)
         request = {"prompt": f"{text} {IMAGE_TOKEN}", "multi_modal_data": image}
         [result] = llm.generate([request], params, lora_request=[adapter])
         return list(result.outputs[0].token_ids)
@@ -243,7 +246,7 @@ def test_what_an_adapters_tower_made_of_a_picture_is_read_too(
             ("ec_both", "native"),
         )
     )
-    generate(encoding, "A")
+    generate(encoding, "A", max_tokens=1)
     connector_of(core_of(encoding)).wait_until_saved(60)
     # As the gateway sends it: what is in the folder by now wasn't there a moment ago.
     core, add_request = core_of(reading), core_of(reading).add_request
@@ -253,6 +256,38 @@ def test_what_an_adapters_tower_made_of_a_picture_is_read_too(
     kinds = count_pictures(reading, monkeypatch, "encode_with_adapter")
     assert generate(reading, "See") == generate(baseline, "See")
     assert not kinds
+
+
+def test_a_replica_that_only_encodes_has_no_decoder_and_answers_nothing(tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    FAMILIES["llava"](folder)
+    llm = seeing(
+        folder,
+        str(tmp_path / "tier"),
+        ec_transfer_config={"ec_role": "ec_producer"},
+        speculative_config={"method": "ngram", "num_speculative_tokens": 2},
+    )
+    core = core_of(llm)
+    warm_up(core)
+    model = core.executor.worker.loaded.model
+    assert isinstance(model, VisionDecoder)
+    assert [*model.layers, *model.weights, model.decode_bytes] == [0]
+    assert [len(cache.keys) for cache in model.kv_caches] == [1] * model.spec.num_layers
+    prompt = {"prompt": f"{IMAGE_TOKEN} {IMAGE_TOKEN}"}
+    prompt["multi_modal_data"] = {"image": [picture(1, 60, 40), picture(2, 90, 40)]}
+    one = SamplingParams(temperature=0, max_tokens=1)
+    for _ in range(2):
+        [result] = llm.generate([prompt], one)
+        assert list(result.outputs[0].token_ids) == [0]
+    core.check_integrity()
+    with pytest.raises(InvalidRequest, match="ec_role=ec_producer") as refusal:
+        llm.generate([prompt], SamplingParams(max_tokens=2))
+    assert refusal.value.param == "max_tokens"
+    core.config.enable_sleep_mode = True
+    core.sleep(2)
+    core.wake_up()
+    assert core.executor.worker.loaded.model.only_encodes
+    llm.generate([prompt], one)
 
 
 @pytest.mark.parametrize(

@@ -429,7 +429,7 @@ def test_a_package_that_is_there_is_not_said_to_be_missing(model_folder: Folder)
         make(model_folder("llama"), kv_transfer_config=config)
 
 
-@pytest.mark.parametrize("name", ["NoConnector", "Missing"])
+@pytest.mark.parametrize("name", ["NoConnector", "AsyncConnector", "Missing"])
 def test_what_is_no_connector_is_refused(model_folder: Folder, name: str) -> None:
     module = "tests.engine.kv_transfer.outside"
     config = {"kv_connector": name, "kv_connector_module_path": module}
