@@ -12,6 +12,7 @@ blocks are written, and without a tier; with `--checks` the parts of a block's r
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import os
 import random
@@ -54,6 +55,8 @@ def make_core(args: argparse.Namespace, *, tier: bool = True) -> EngineCore:
         )
     )
     warm_up(core)
+    gc.collect()
+    gc.freeze()  # as a replica does
     return core
 
 
@@ -220,35 +223,57 @@ def checks(args: argparse.Namespace) -> dict[str, float]:
 
 
 def by_length(args: argparse.Namespace) -> list[dict[str, float]]:
-    """Seconds to first tokens of prompts of 64 tokens and more, in turns restored from the tier and
-    computed without one: medians, and the slowest restore over the better of them.
+    """Seconds to first tokens of prompts of 64 tokens and more, in turns: computed without a tier,
+    restored from one whatever it has measured, and as it decides by what it has measured. Medians,
+    and the 95th percentile of the last over the better of the others, by their 95th percentiles and
+    medians. Computing is left out once it is seen to be slower by far.
     """
     core, without = make_core(args), make_core(args, tier=False)
     connector = core.scheduler.kv_connector
     if not isinstance(connector, OffloadingConnector) or connector.storage is None:
         raise TypeError("The engine has no disk tier.")
+    decision = connector._loads_host, connector._loads_storage
+
+    def from_tier(length: int, loads: tuple[bool, bool]) -> float:
+        core.scheduler.kv.reset_prefix_cache()
+        connector.host.clear()
+        connector._loads_host, connector._loads_storage = loads
+        seconds: float = first_token(core, length)["seconds"]
+        return seconds
+
     rows, length = [], 64
     while length <= args.tokens:
-        computed, restored = [], []
-        first_token(core, length)
+        from_tier(length, (True, True))
         connector.storage.flush()
-        for _ in range(args.rounds):
-            without.scheduler.kv.reset_prefix_cache()
-            computed.append(first_token(without, length)["seconds"])
-            core.scheduler.kv.reset_prefix_cache()
-            connector.host.clear()
-            restored.append(first_token(core, length)["seconds"])
-        better = min(statistics.median(computed), statistics.median(restored))
+        os.sync()
+        computed, restored, decided = list[float](), list[float](), list[float]()
+        for number in range(args.rounds):
+            if number < 3 or min(computed) < 2 * max(restored):
+                without.scheduler.kv.reset_prefix_cache()
+                computed.append(first_token(without, length)["seconds"])
+            turns = [(restored, (True, True)), (decided, decision)]
+            for times, loads in turns if number % 2 else reversed(turns):
+                times.append(from_tier(length, loads))
+        slow = percentile_95(decided)
         rows.append(
             {
                 "tokens": length,
                 "computed_s": statistics.median(computed),
                 "restored_s": statistics.median(restored),
-                "slowest_over_better": max(restored) / better,
+                "decided_s": statistics.median(decided),
+                "decided_p95_s": slow,
+                "p95_over_better": slow / min(percentile_95(computed), percentile_95(restored)),
+                "p95_over_median": slow
+                / min(statistics.median(computed), statistics.median(restored)),
             }
         )
         length *= 2
     return rows
+
+
+def percentile_95(times: list[float]) -> float:
+    """The 95th percentile, interpolated."""
+    return statistics.quantiles(times, n=20, method="inclusive")[18]
 
 
 def main() -> int:

@@ -69,6 +69,23 @@ def test_the_budget_holds_after_every_write_and_old_segments_go_first(tmp_path: 
     assert len(tier) <= 3 * NUM_SEGMENTS
 
 
+def test_a_clock_that_jumps_loses_old_blocks_at_most(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    random_ = random.Random(7)
+    monkeypatch.setattr(disk_tier.time, "time_ns", lambda: random_.randrange(2**62))
+    tier = DiskTier(tmp_path, CAPACITY, BLOCK)
+    for number in range(450):
+        tier.write(key(number), block(number), "n")
+        assert is_intact(tier, number)
+        assert bytes_on_disk(tmp_path) <= CAPACITY
+    reopened = DiskTier(tmp_path, CAPACITY, BLOCK)
+    for store in (tier, reopened):
+        num_read = sum(is_intact(store, number) for number in range(450))
+        assert num_read == len(list(store.keys())) > 2 * NUM_SEGMENTS
+        assert not store.failures
+
+
 def test_a_tenant_cannot_push_out_of_a_folder_what_is_within_another_ones_share(
     tmp_path: Path,
 ) -> None:
