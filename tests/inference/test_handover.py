@@ -271,8 +271,8 @@ async def test_a_picture_that_the_prefill_replica_has_read_is_encoded_for_the_an
 
 
 async def test_a_replica_that_only_encodes_answers_nothing(gateway: Gateway) -> None:
-    alone = handover("kv_both", ec_role="ec_producer")
-    async with gateway.serving(gateway.fake(kv_handover=alone)) as encoder:
+    role = handover("kv_both", ec_role="ec_producer")
+    async with gateway.serving(gateway.fake(kv_handover=role)) as encoder:
         submission = submit_picture(gateway)
         await asyncio.sleep(0)
         assert submission.waiting
