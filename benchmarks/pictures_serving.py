@@ -1,38 +1,31 @@
-"""Questions about pictures: first tokens beside OpenVINO GenAI's VLM pipeline, what a text's stream
-waits for clients with pictures, and what a model that sees costs those who ask about none.
+"""Questions about pictures: first tokens beside OpenVINO GenAI's VLM pipeline, and what a model
+that sees costs those who ask about none.
 
     python -m benchmarks.pictures_serving write FOLDER
     optimum-cli export openvino -m FOLDER --task image-text-to-text --weight-format fp32 OPENVINO
     python -m benchmarks.pictures_serving first FOLDER --openvino OPENVINO --openvino-python PYTHON
-    python -m benchmarks.pictures_serving stream [--clients 72] [--pages 4]
     python -m benchmarks.pictures_serving idle FOLDER
 
 `first` takes turns, each in a process of its own: the median of its questions about new pictures,
-and of second questions about them. `stream` starts a product with the demo model that sees.
-`idle` compares decode steps with those of the text part alone, in turns. All print JSON.
+and of second questions about them. `idle` compares decode steps with those of the text part alone,
+in turns. Both print JSON.
 """
 
 from __future__ import annotations
 
 import argparse
-import base64
-import io
 import json
 import shutil
 import statistics
 import subprocess
 import sys
 import tempfile
-import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
 from importlib import import_module
 from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
-
-from benchmarks.statistics import percentile
 
 DEMO = Path("demo/vision/model")
 QUESTIONS = ("What is this?", "Where is it?")
@@ -153,105 +146,6 @@ def compare_first(args: argparse.Namespace) -> dict[str, Any]:
     return figures | ratios
 
 
-def page(number: int) -> str:
-    """A page of text as a JPEG file, as a `data:` address."""
-    from PIL import Image, ImageDraw
-
-    image = Image.new("RGB", (1240, 1754), "white")
-    draw = ImageDraw.Draw(image)
-    for row in range(60):
-        draw.text((60, 60 + 27 * row), f"{number} line {row} " + "of many words " * 8, fill="black")
-    buffer = io.BytesIO()
-    image.save(buffer, "JPEG", quality=90)
-    return "data:image/jpeg;base64," + base64.b64encode(buffer.getvalue()).decode()
-
-
-def stream_gaps(client: Any, seconds: float) -> list[float]:
-    """Seconds between the texts of a stream, which is asked anew until the time is over."""
-    gaps: list[float] = []
-    deadline = time.perf_counter() + seconds
-    while time.perf_counter() < deadline:
-        body = {
-            "model": "sees", "max_tokens": 400, "stream": True, "ignore_eos": True,
-            "messages": [{"role": "user", "content": "Tell me a story."}],
-        }  # fmt: skip
-        with client.stream("POST", "/chat/completions", json=body) as answer:
-            last = 0.0
-            for line in answer.iter_lines():
-                if '"content"' not in line:
-                    continue
-                now = time.perf_counter()
-                if last:
-                    gaps.append(now - last)
-                last = now
-    return gaps
-
-
-def compare_stream(args: argparse.Namespace) -> dict[str, Any]:
-    """Gaps of a stream of text alone and beside clients with pages, in milliseconds."""
-    import httpx
-
-    with tempfile.TemporaryDirectory() as folder:
-        ready = Path(folder) / "ready.json"
-        flags = ["--model", str(DEMO), "--served-model-name", "sees", "--port", "0"]
-        command = [
-            sys.executable, "manage.py", "up", "--data-dir", f"{folder}/data",
-            "--ready-file", str(ready), *flags,
-        ]  # fmt: skip
-        with (Path(folder) / "up.log").open("wb") as log:
-            process = subprocess.Popen(command, stdout=log, stderr=log)
-        try:
-            while not ready.exists() and process.poll() is None:
-                time.sleep(0.1)
-            facts = json.loads(ready.read_text())
-            client = httpx.Client(
-                base_url=f"{facts['url']}/v1",
-                headers={"Authorization": f"Bearer {facts['api_key']}"},
-                timeout=300,
-                limits=httpx.Limits(max_connections=args.clients + 4),
-            )
-            return _measure_stream(args, client)
-        finally:
-            process.terminate()
-            process.wait(60)
-
-
-def _measure_stream(args: argparse.Namespace, client: Any) -> dict[str, Any]:
-    pages = [page(number) for number in range(32)]
-    stopped = threading.Event()
-    answered: list[float] = []
-    refused: list[float] = []
-
-    def send_pages(number: int) -> None:
-        while not stopped.is_set():
-            names = [
-                pages[(number * args.pages + index) % len(pages)] for index in range(args.pages)
-            ]
-            parts: list[Any] = [{"type": "image_url", "image_url": {"url": name}} for name in names]
-            parts.append({"type": "text", "text": f"What is this? {number} {len(answered)}"})
-            body = {
-                "model": "sees", "max_tokens": 8, "messages": [{"role": "user", "content": parts}]
-            }  # fmt: skip
-            started = time.perf_counter()
-            status = client.post("/chat/completions", json=body).status_code
-            (answered if status == 200 else refused).append(time.perf_counter() - started)
-
-    stream_gaps(client, 3)
-    figures: dict[str, list[float]] = {"alone": [], "beside": []}
-    for _ in range(args.turns):
-        figures["alone"].append(1e3 * percentile(stream_gaps(client, args.seconds), 99))
-        stopped.clear()
-        with ThreadPoolExecutor(args.clients) as pool:
-            sent = [pool.submit(send_pages, number) for number in range(args.clients)]
-            time.sleep(2)
-            figures["beside"].append(1e3 * percentile(stream_gaps(client, args.seconds), 99))
-            stopped.set()
-        for future in sent:
-            future.result()
-    ratio = statistics.median(figures["beside"]) / statistics.median(figures["alone"])
-    return figures | {"ratio": ratio, "answered": len(answered), "refused": len(refused)}
-
-
 def compare_idle(args: argparse.Namespace) -> dict[str, float]:
     """Milliseconds of a decode step of one text: of the model that sees, and of its text part."""
     import torch
@@ -293,14 +187,11 @@ def compare_idle(args: argparse.Namespace) -> dict[str, float]:
 def main() -> None:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("what", choices=("write", "first", "stream", "idle"))
+    parser.add_argument("what", choices=("write", "first", "idle"))
     parser.add_argument("model", type=Path, nargs="?", default=DEMO)
     parser.add_argument("--openvino", type=Path, help="the model as optimum exported it")
     parser.add_argument("--openvino-python", default=sys.executable)
     parser.add_argument("--dtype", default="float32", choices=("float32", "bfloat16"))
-    parser.add_argument("--clients", type=int, default=72)
-    parser.add_argument("--pages", type=int, default=4, help="of each question")
-    parser.add_argument("--seconds", type=float, default=15, help="of a stream, by turn")
     parser.add_argument("--turns", type=int, default=TURNS)
     parser.add_argument("--tokens", type=int, default=256, help="of an answer, for `idle`")
     parser.add_argument("--once", action="store_true", help=argparse.SUPPRESS)
@@ -311,7 +202,7 @@ def main() -> None:
     if args.once:
         print(json.dumps(time_ours(args)))
         return
-    run = {"first": compare_first, "stream": compare_stream, "idle": compare_idle}[args.what]
+    run = {"first": compare_first, "idle": compare_idle}[args.what]
     print(json.dumps(run(args)))
 
 

@@ -354,14 +354,6 @@ def _check_dummy_size(spec: DecoderSpec, dtype: torch.dtype, order: BuildRequest
     check_dummy_size(spec.architecture, sizes, spec.num_parameters * bits // 8)
 
 
-def _check_encoder_device(order: BuildRequest, vision: VisionFamily | None) -> None:
-    """Raise `ModelLoadError` for an encoder that runs only on CPUs if the device is another one."""
-    if order.ops.device != HOST and (vision is None or "image" not in vision.kinds):
-        raise ModelLoadError(
-            f"{order.raw['architectures'][0]} encodes its inputs on a CPU alone.", param="model"
-        )
-
-
 def _native(
     order: BuildRequest, outside: Any = None, vision: VisionFamily | None = None
 ) -> LoadedImpl:
@@ -372,7 +364,6 @@ def _native(
     if outside is not None:
         reject_ranks(order, "a model class of your own")
     if vision is not None:
-        _check_encoder_device(order, vision)
         spec = dataclasses.replace(
             decoder_spec(vision.text_config),
             architecture=raw["architectures"][0],
@@ -489,7 +480,8 @@ def _pooled(order: BuildRequest, settings: PoolingModelConfig) -> LoadedImpl:
     spec = pooled_spec(settings, raw, vision)
     if vision is not None or isinstance(spec, DualEncoderSpec):
         reject_ranks(order, "a model that sees")
-        _check_encoder_device(order, vision)
+        if vision is None and order.ops.device != HOST:
+            raise ModelLoadError(f"{raw['architectures'][0]} runs on a CPU alone.", param="model")
     elif isinstance(spec, DecoderSpec):
         _check_device_support(spec, order)
     else:

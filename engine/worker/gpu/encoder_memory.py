@@ -4,37 +4,55 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 from torch import Tensor
 
 from engine.contract.errors import ModelLoadError
 from engine.models.interface import EngineModel, SupportsMultiModal
-from engine.multimodal.processor import MediaProcessor
+from engine.models.vision.family import VisionDecoder
+from engine.multimodal.audio import HOP
+from engine.multimodal.audio_prompts import AudioProcessor
+from engine.multimodal.processor import MediaProcessor, PreparedMedia
 
 #: Sides of square pictures in pixels; processors shrink what is too large for their model.
 _SIDES = (4096, 2048, 1024, 512, 256)
 
 
 def fill_encoder_cache(model: EngineModel, folder: Path, capacity: int) -> Tensor | None:
-    """Encode the largest picture of at most `capacity` vectors, and allocate as many.
+    """Encode the largest picture or audio of at most `capacity` vectors, and allocate as many.
 
     Args:
-        folder: that of the model's image processor.
+        folder: that of the model's processor.
 
     Returns:
         [capacity, n], uninitialized, in place of the outputs that the worker keeps; None for a
-        model without an encoder, or whose checkpoint has no image processor.
+        model without an encoder, or whose checkpoint has no processor.
     """
-    from PIL import Image
-
     if not isinstance(model, SupportsMultiModal):
         return None
+    hears = isinstance(model, VisionDecoder) and model.hears
     try:
-        processor = MediaProcessor(folder)
+        item = (_longest_audio if hears else _largest_picture)(folder, capacity)
     except ModelLoadError:
         return None
+    vectors = model.encode(item.kind, item.tensors)
+    return vectors.new_empty((capacity, vectors.shape[1]))
+
+
+def _largest_picture(folder: Path, capacity: int) -> PreparedMedia:
+    from PIL import Image
+
+    processor = MediaProcessor(folder)
     for side in _SIDES:
         picture = processor.prepare(Image.new("RGB", (side, side)))
         if picture.num_vectors <= capacity:
             break
-    vectors = model.encode(picture.kind, picture.tensors)
-    return vectors.new_empty((capacity, vectors.shape[1]))
+    return picture
+
+
+def _longest_audio(folder: Path, capacity: int) -> PreparedMedia:
+    processor = AudioProcessor.from_folder(folder)
+    num_frames = processor.layout.max_frames
+    while processor.layout.count_tokens(num_frames) > capacity:
+        num_frames //= 2
+    return processor.prepare(np.zeros(num_frames * HOP, dtype=np.float32))

@@ -1,4 +1,4 @@
-"""Models that see, on a device that is never waited for, but for the tokens of the step before."""
+"""Models that see and hear, on a device that is waited for only for tokens of the step before."""
 
 from __future__ import annotations
 
@@ -13,12 +13,16 @@ from engine import LLM, SamplingParams
 from engine.contract.engine_config import EngineConfig
 from engine.devices.offload import iter_tensors
 from engine.executor.sleep import model_tensors
+from engine.multimodal.audio import FEATURES
 from engine.scheduler.encoder_cache import encoder_capacity
 from engine.worker.gpu.encoder_memory import fill_encoder_cache
 from engine.worker.gpu.setup import profile
 from tests.engine.cuda.fake_device import FakeDevice, on_device
 from tests.engine.cuda.test_memory import FakeMeter
 from tests.engine.multimodal.models import FAMILIES, IMAGE_TOKEN, PLACEHOLDERS, expected, picture
+from tests.engine.speech.test_audio_families import FAMILIES as HEARING_FAMILIES
+from tests.engine.speech.test_audio_families import PROMPTS as CLIPS
+from tests.engine.speech.test_audio_families import expected_tokens, make_voxtral
 
 NUM_TOKENS = 6
 GREEDY = SamplingParams(temperature=0, max_tokens=NUM_TOKENS, ignore_eos=True)
@@ -66,6 +70,40 @@ def test_greedy_tokens_equal_those_of_transformers(
         outputs = llm.generate(prompts, GREEDY, use_tqdm=False)
         assert [list(output.outputs[0].token_ids) for output in outputs] == tokens
         llm.core.check_integrity()
+
+
+@pytest.mark.parametrize("name", ["omni", "voxtral"])
+def test_tokens_about_sound_equal_those_of_transformers(
+    name: str, device: FakeDevice, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reference, tokenizer = HEARING_FAMILIES[name](tmp_path)
+    tokens = [expected_tokens(reference, tokenizer, *prompt)[:NUM_TOKENS] for prompt in CLIPS]
+    llm = device.engine(
+        tmp_path, max_num_batched_tokens=32, max_model_len=256, num_gpu_blocks_override=128
+    )
+    encoded_on_device(llm, monkeypatch)
+    prompts = [{"prompt": text, "multi_modal_data": {"audio": clips}} for text, clips in CLIPS]
+    for _ in range(2):
+        outputs = llm.generate(prompts, GREEDY, use_tqdm=False)
+        assert [list(output.outputs[0].token_ids) for output in outputs] == tokens
+        llm.core.check_integrity()
+
+
+def test_the_longest_sound_of_the_cache_is_measured(device: FakeDevice, tmp_path: Path) -> None:
+    """Of windows of 100 frames, 10 vectors each."""
+    make_voxtral(tmp_path)
+    loaded: Any = device.engine(tmp_path).core.executor.worker.loaded
+    encode, lengths = loaded.model.encode, []
+
+    def encoded(kind: str, tensors: Any) -> torch.Tensor:
+        lengths.append(tensors[FEATURES].shape[1])
+        return encode(kind, tensors)
+
+    loaded.model.encode = encoded
+    allocated = fill_encoder_cache(loaded.model, tmp_path, 60)
+    assert allocated is not None
+    assert allocated.shape == (60, loaded.spec.hidden_size)
+    assert lengths == [400]
 
 
 def test_a_full_step_is_measured_beside_a_full_encoder_cache(

@@ -23,7 +23,8 @@ from engine.models.layers.moe import GroupedMoe
 from engine.models.registry import decoder_spec, read_config
 from engine.models.vision.family import VisionDecoder, locate_text
 from engine.models.vision.registry import find_vision_family
-from engine.multimodal.processor import MediaProcessor
+from engine.multimodal.audio_prompts import AudioProcessor
+from engine.multimodal.processor import MediaProcessor, PreparedMedia
 from engine.worker.gpu.graph_dispatcher import CUDAGraphMode
 from engine.worker.gpu.input_buffers import stage_inputs
 from engine.worker.gpu.setup import graph_mode
@@ -34,6 +35,9 @@ from tests.engine.models import make_model
 from tests.engine.multimodal.models import FAMILIES as SEEING_FAMILIES
 from tests.engine.multimodal.models import picture
 from tests.engine.pooling.models import make as make_encoder
+from tests.engine.speech.models import sound
+from tests.engine.speech.test_audio_families import make_omni, make_ultravox, make_voxtral
+from tests.engine.speech.test_qwen2_audio import make_qwen2_audio
 from tests.survey.recipes import RECIPES
 from tests.survey.tiny import make_checkpoint
 
@@ -79,29 +83,45 @@ def test_native_models(family: str, dtype: torch.dtype, model_folder: Folder) ->
     assert (logits.device, logits.shape, logits.dtype) == (META, (3, 384), torch.float32)
 
 
-@pytest.mark.parametrize("name", SEEING_FAMILIES)
-def test_encoders_of_pictures(name: str, tmp_path: Path) -> None:
-    SEEING_FAMILIES[name](tmp_path)
-    family = find_vision_family(read_config(tmp_path))
+def load_with_encoder(folder: Path) -> VisionDecoder:
+    family = find_vision_family(read_config(folder))
     assert family is not None
-    weights = WeightReader(tmp_path)
+    weights = WeightReader(folder)
     spec = locate_text(decoder_spec(family.text_config), weights)
     assert spec is not None
     model = VisionDecoder(spec, MetaKernels(), torch.bfloat16, 64)
     model.family = family
     model.load(weights, lambda done, total: None)
-    prepared = MediaProcessor(tmp_path).prepare(picture(1, 84, 56))
-    vectors = model.encode("image", prepared.tensors)
+    return model
+
+
+def check_encoder(model: VisionDecoder, prepared: PreparedMedia) -> None:
+    """An item's vectors are on the device, and so are the logits of a prompt with them."""
+    vectors = model.encode(prepared.kind, prepared.tensors)
     assert (vectors.device, len(vectors)) == (META, prepared.num_vectors)
     model.allocate_kv(16, 16, torch.bfloat16)
     ids, batch = context((len(vectors) + 2, 1))
     batch.encoder_embeds = torch.arange(1, len(vectors) + 1), vectors
     if prepared.grid:
         batch.plane_positions = torch.zeros(len(vectors), 3, dtype=torch.int64)
-    if family.bidirectional_span:
+    if model.family.bidirectional_span:
         batch.visible_ends = batch.positions.int() + 1
     logits = run_on_meta(model, (ids, batch))
     assert (logits.device, logits.shape[0], logits.dtype) == (META, 2, torch.float32)
+
+
+@pytest.mark.parametrize("name", SEEING_FAMILIES)
+def test_encoders_of_pictures(name: str, tmp_path: Path) -> None:
+    SEEING_FAMILIES[name](tmp_path)
+    prepared = MediaProcessor(tmp_path).prepare(picture(1, 84, 56))
+    check_encoder(load_with_encoder(tmp_path), prepared)
+
+
+@pytest.mark.parametrize("make", [make_omni, make_qwen2_audio, make_ultravox, make_voxtral])
+def test_encoders_of_sound(make: Callable[[Path], Any], tmp_path: Path) -> None:
+    make(tmp_path)
+    prepared = AudioProcessor.from_folder(tmp_path).prepare(sound(1, 1.3))
+    check_encoder(load_with_encoder(tmp_path), prepared)
 
 
 def test_latents(tmp_path: Path) -> None:
