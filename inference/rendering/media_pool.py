@@ -91,8 +91,8 @@ class MediaPool:
         self._fetchers = FairThreadPool(num_fetchers, "quire-fetch", "images")
         self._preparers = FairThreadPool(NUM_WORKERS, "quire-media", "images")
         self._worker = threading.local()
-        #: Least recently used first. Keyed by tenant: response times must not reveal what other
-        #: tenants have sent.
+        #: Least recently used first. Keyed by cache namespace: response times must not reveal what
+        #: other tenants have sent, nor an erased one of the same name.
         self._prepared: OrderedDict[bytes, PreparedPicture | PreparedDocument] = OrderedDict()
         self._preparing: dict[bytes, asyncio.Future[Answer]] = {}
         self._cached_bytes = 0
@@ -104,9 +104,12 @@ class MediaPool:
 
         Raises as `insert_media_tokens`.
         """
-        tenant = caller.tenant
+
+        def read() -> tuple[bytes, bytes, str]:
+            return *read_source(source), folder_version(folder)
+
         data, digest, version = await asyncio.wrap_future(
-            self._fetchers.submit(tenant, lambda: (*read_source(source), folder_version(folder)))
+            self._fetchers.submit(caller.tenant, read)
         )
         await _charge_fetched(caller, source, data)
         sampling = options.sampling if source.kind == "video" else {}
@@ -114,7 +117,7 @@ class MediaPool:
         settled = msgspec.json.encode(
             [source.kind, options.processor, sampling, size, rates, source.grid], order="sorted"
         )
-        scope = f"{tenant}\0{folder}\0{version}\0".encode()
+        scope = f"{caller.cache_namespace}\0{folder}\0{version}\0".encode()
         key = hashlib.sha256(scope + settled + b"\0" + digest).digest()
         request = PrepareRequest(
             folder=folder,
@@ -159,7 +162,7 @@ class MediaPool:
         await _charge_fetched(caller, source, data)
         if text is not None:
             return PreparedDocument([DocumentPage(text)])
-        scope = f"{caller.tenant}\0\0document {max_images}\0".encode()
+        scope = f"{caller.cache_namespace}\0\0document {max_images}\0".encode()
         key = hashlib.sha256(scope + digest).digest()
         request = PrepareDocumentRequest(data, max_images)
         answer = await self._prepare_once(key, request, source, caller)

@@ -7,6 +7,7 @@ import base64
 import os
 import re
 import threading
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -193,6 +194,21 @@ def message(*parts: dict[str, Any]) -> list[dict[str, Any]]:
     return [{"role": "user", "content": list(parts)}]
 
 
+@pytest.mark.parametrize("kind", ["image", "video"])
+@pytest.mark.parametrize("has_type", [True, False])
+@pytest.mark.parametrize("is_object", [True, False])
+def test_pictures_and_videos_are_found_in_any_of_their_forms(
+    kind: str, has_type: bool, is_object: bool
+) -> None:
+    url = "data:;base64,AAAA"
+    part = {f"{kind}_url": {"url": url} if is_object else url, "uuid": "another's"}
+    if has_type:
+        part["type"] = f"{kind}_url"
+    chat = ChatRequest.model_validate({"messages": message(part)})
+    [source] = find_media(chat.raw_messages, SEEING)
+    assert (source.kind, source.url) == (kind, url)
+
+
 def test_videos_are_found_among_pictures_and_counted_by_themselves() -> None:
     picture = {"image_url": "data:image/png;base64,AAAA"}
     sources = find_media(message(picture, VIDEO, {"type": "text", "text": "?"}), SEEING)
@@ -342,8 +358,10 @@ async def test_a_video_is_prepared_once_for_each_way_to_sample_it(tmp_path: Path
         for count in (4, 4, 8)
     ]
     assert four is again
-    pool.forget_prepared()
     four_frames = MediaOptions({}, {"num_frames": 4})
+    namesake = replace(CALLER, cache_namespace="of a new tenant")
+    assert await pool.prepare(source, four_frames, str(tmp_path), namesake) is not four
+    pool.forget_prepared()
     assert await pool.prepare(source, four_frames, str(tmp_path), CALLER) is not four
     assert (four.kind, four.grid[0], eight.grid[0]) == ("video", 2, 4)
     smaller = MediaOptions({"size": {"shortest_edge": 196, "longest_edge": 196}}, {"num_frames": 4})
