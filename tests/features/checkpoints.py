@@ -14,20 +14,25 @@ from safetensors.torch import load_file, save_file
 
 from engine.contract.lora import CONFIG_FILE, WEIGHTS_FILE, AdapterRef, adapter_digest
 from tests.engine.models import VOCAB, make_model, make_tokenizer
-from tests.engine.multimodal.models import llava
+from tests.engine.multimodal.models import llava, qwen2_vl
 from tests.engine.speech.models import make_whisper
 from tests.features.heads import trained_head
 from tests.survey.recipes import RECIPES
 from tests.survey.tiny import make_checkpoint
 
 RANK, ALPHA = 8, 12
+#: By what sees: the prefix of its text part's weights, and what that part's config.json says of it.
+_TEXT_PARTS: dict[str, tuple[str, dict[str, object]]] = {
+    "llava": ("language_model.", {"architectures": ["LlamaForCausalLM"]}),
+    "qwen2-vl": ("", {"architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2"}),
+}
 TARGETS = ("q_proj", "v_proj", "o_proj", "gate_proj", "down_proj")
 
 
 class Checkpoints:
     """Folders by what a model is: "llama", "qwen2-window" (every second layer has a window),
-    "llava" (it sees), "whisper" (it hears), "mbart" (its encoder reads texts) or "lfm2" (every
-    second one keeps a state).
+    "llava" (it sees), "qwen2-vl" (it sees videos), "whisper" (it hears), "mbart" (its encoder reads
+    texts) or "lfm2" (every second one keeps a state).
 
     `adapter` gives one that changes what is said, `merged` the model that has it inside, `draft`
     nearly the model itself: mostly right, and `head` an EAGLE head that learnt some texts.
@@ -50,6 +55,9 @@ class Checkpoints:
         if kind == "llava":
             llava(folder)
             return folder
+        if kind == "qwen2-vl":
+            qwen2_vl(folder)
+            return folder
         if kind == "whisper":
             make_whisper(folder, vocab_size=VOCAB, max_target_positions=256)
             make_tokenizer().save_pretrained(folder)
@@ -61,18 +69,17 @@ class Checkpoints:
     def _text_part(self, kind: str) -> Path:
         """The model without its eyes."""
         full = self.unquantized(kind)
-        if kind != "llava":
+        if kind not in _TEXT_PARTS:
             return full
+        prefix, text_model = _TEXT_PARTS[kind]
         folder = self._folder / f"{kind}-text"
         folder.mkdir()
         config = json.loads((full / "config.json").read_text())["text_config"]
-        (folder / "config.json").write_text(
-            json.dumps(config | {"architectures": ["LlamaForCausalLM"]})
-        )
+        (folder / "config.json").write_text(json.dumps(config | text_model))
         weights = {
-            name.removeprefix("language_model."): tensor
+            name.removeprefix(prefix): tensor
             for name, tensor in load_file(full / "model.safetensors").items()
-            if name.startswith("language_model.")
+            if name.startswith(prefix) and not name.startswith("visual.")
         }
         save_file(weights, folder / "model.safetensors", {"format": "pt"})
         return folder

@@ -112,6 +112,8 @@ class Lab:
             return "lfm2"
         if "pictures" in features:
             return "llava"
+        if "videos" in features:
+            return "qwen2-vl"
         if "speech" in features:
             return "whisper"
         if "encoded texts" in features:
@@ -142,7 +144,7 @@ class Lab:
             role = "kv_producer" if number == PREFILL else "kv_consumer"
             settings |= {"kv_transfer_config": {"kv_role": role}}
             settings |= {"kv_offloading_backend": self._tier}
-            if "pictures" in features:
+            if features & {"pictures", "videos"}:
                 role = "ec_producer" if number == PREFILL else "ec_consumer"
                 settings |= {"ec_transfer_config": {"ec_role": role}}
         settings |= changes
@@ -161,7 +163,7 @@ class Lab:
 
     def _plain_texts(self, kind: str) -> list[list[int]]:
         """What a checkpoint's model says without any other feature, behind the prompts."""
-        of_kind = {"qwen2-window": {"windows"}, "llava": {"pictures"}}
+        of_kind = {"qwen2-window": {"windows"}, "llava": {"pictures"}, "qwen2-vl": {"videos"}}
         features: Features = frozenset(of_kind.get(kind, ()))
         prompts = {
             int(request.request_id.rpartition("-")[2]): request

@@ -333,6 +333,7 @@ LAWS: dict[str, Law] = {
     "pooling": pooling,
     "adapters": adapters,
     "pictures": pictures,
+    "videos": pictures,
     "speech": encoded,
     "encoded texts": encoded,
 }

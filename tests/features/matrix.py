@@ -16,7 +16,7 @@ NAMES = (
     *("logprobs", "n > 1", "beams", "token caps", "quantized weights", "narrow caches", "windows"),
     *("states", "bridge", "pooling", "sleep", "async scheduling", "several replicas", "adapters"),
     *("speculation", "draft model", "heads", "pictures", "tier", "disaggregated"),
-    *("ranks", "speech", "encoded texts"),
+    *("ranks", "speech", "encoded texts", "videos"),
 )
 PAIRS = tuple(itertools.combinations(NAMES, 2))
 #: What can't meet, though nobody refuses it.
@@ -31,6 +31,11 @@ NEVER = {
     frozenset({"states", "encoded texts"}): "no architecture that runs here has both",
     frozenset({"pictures", "encoded texts"}): "no architecture that runs here has both",
     frozenset({"speech", "encoded texts"}): "no architecture that runs here has both",
+    **{
+        frozenset({name, "videos"}): "no architecture that runs here has both"
+        for name in ("windows", "states", "speech", "encoded texts")
+    },
+    frozenset({"pictures", "videos"}): "not in one request here: Qwen2-VL has tests of its own",
     frozenset({"pooling", "disaggregated"}): "a prompt without an answer is computed once",
     frozenset({"speculation", "draft model"}): "an engine has one source of drafts",
     frozenset({"speculation", "heads"}): "an engine has one source of drafts",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from dataclasses import dataclass, field
 from typing import Any
@@ -22,6 +23,7 @@ from engine.contract.structured_outputs import StructuredOutputsParams
 from engine.multimodal.audio import FEATURES
 from engine.multimodal.encoder_text import TEXT, TOKEN_IDS
 from engine.multimodal.inputs import encode_tensors, media_digest
+from engine.multimodal.pruning import RETAINED, retained_vectors, retention_mask
 from inference.parsers.json_tools import HermesParser
 from inference.parsers.tool_grammar import ToolFunction
 from tests.engine.models import VOCAB
@@ -50,6 +52,8 @@ OF_TEXT = frozenset({"grammar", "tools", "reasoning", "logprobs", "n > 1", "beam
 
 #: Where a request's picture stands, and how many tokens stand for it.
 PICTURE_START, PICTURE_TOKENS = 3, 16
+#: Frames, rows and columns of a video's vectors, of which as many are kept.
+VIDEO_GRID = (4, 2, 3)
 #: It means nothing to the models without pictures.
 IMAGE_TOKEN_ID = 312
 #: States that the encoder of the model with ears has, and at most that of texts.
@@ -111,6 +115,20 @@ def pixels_of(number: int) -> dict[str, np.ndarray]:
     return {"pixel_values": values.astype(np.float32)}
 
 
+def frames_of(number: int) -> dict[str, np.ndarray]:
+    """A video as its processor prepares it, without a third of its vectors."""
+    frames, rows, columns = VIDEO_GRID
+    num_vectors = frames * rows * columns
+    values = 3 * np.random.default_rng(number).standard_normal((4 * num_vectors, 3 * 2 * 7 * 7))
+    tensors = {
+        "pixel_values": values.astype(np.float32),
+        "image_grid_thw": np.array([[frames, 2 * rows, 2 * columns]]),
+    }
+    retained = retained_vectors("video", tensors, num_vectors, VIDEO_GRID, 1 / 3)
+    assert retained is not None
+    return {**tensors, RETAINED: retained}
+
+
 def sound_of(number: int) -> dict[str, np.ndarray]:
     """A window of sound as its processor prepares it."""
     values = np.random.default_rng(number).standard_normal((80, 2 * NUM_STATES))
@@ -135,6 +153,14 @@ def _sound(number: int) -> MediaItem:
 def _picture(number: int) -> MediaItem:
     digest = media_digest("image", encode_tensors(pixels_of(number)))
     return MediaItem("image", digest, ((PICTURE_START, PICTURE_TOKENS),))
+
+
+def _video(number: int) -> MediaItem:
+    tensors = frames_of(number)
+    digest = media_digest("video", encode_tensors(tensors))
+    retained = retention_mask(tensors[RETAINED], math.prod(VIDEO_GRID))
+    ranges = ((PICTURE_START, PICTURE_TOKENS),)
+    return MediaItem("video", digest, ranges, grid=VIDEO_GRID, retained=retained)
 
 
 def _text_of(number: int) -> list[int]:
@@ -186,10 +212,12 @@ def request(
 ) -> EngineRequest:
     """One request of a run."""
     pools = "pooling" in features and not features & OF_TEXT
-    sees = "pictures" in features and asks(number)
+    sees = bool(features & {"pictures", "videos"}) and asks(number)
     media: list[MediaItem] = []
     tensors: dict[str, np.ndarray] = {}
-    if sees:
+    if sees and "videos" in features:
+        media, tensors = [VIDEOS[number]], frames_of(number)
+    elif sees:
         media, tensors = [PICTURES[number]], pixels_of(number)
     if "speech" in features:  # its model takes no prompt without sound
         media, tensors = [SOUNDS[number]], sound_of(number)
@@ -210,5 +238,6 @@ def request(
 
 #: By the number of the request.
 PICTURES = {number: _picture(number) for number in range(len(LENGTHS)) if asks(number)}
+VIDEOS = {number: _video(number) for number in range(len(LENGTHS)) if asks(number)}
 SOUNDS = {number: _sound(number) for number in range(len(LENGTHS))}
 ENCODER_TEXTS = {number: _encoder_text(number) for number in range(len(LENGTHS))}

@@ -5,10 +5,15 @@ from __future__ import annotations
 import io
 import random
 import struct
+import subprocess
+import sys
+import tarfile
 import zlib
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import PIL
 import pytest
 from PIL import Image
 
@@ -152,3 +157,27 @@ def test_damaged_files_are_read_or_refused(form: str) -> None:
             continue
         assert image.mode == "RGB"
         assert image.width * image.height <= MAX_PIXELS
+
+
+@pytest.mark.slow
+def test_fault_36_the_pictures_that_pillow_is_tested_with_are_read_or_refused(
+    tmp_path: Path,
+) -> None:
+    """They lie in its source, among them what has crashed it."""
+    command = [sys.executable, "-m", "pip", "download", "--no-deps", "--no-binary", "pillow"]
+    subprocess.run([*command, f"pillow=={PIL.__version__}"], cwd=tmp_path, check=True)
+    (path,) = tmp_path.glob("*.tar.gz")
+    num_read = num_refused = 0
+    with tarfile.open(path) as source:
+        for member in source:
+            if "/Tests/images/" not in member.name or not member.isfile():
+                continue
+            file = source.extractfile(member)
+            assert file is not None
+            try:
+                assert open_image(file.read()).mode == "RGB", member.name
+                num_read += 1
+            except InvalidRequest:
+                num_refused += 1
+    assert num_read > 600
+    assert num_refused > 300
