@@ -20,6 +20,9 @@ from kernels.interface import ActivationSpec, NormWeights
 from kernels.layers import activation, gated_activation
 
 _EPS = 1e-6
+#: Number of patches that go through the layers together where they are of several frames, which
+#: don't attend to each other: those of an image of 1,792 x 1,792 pixels.
+_PATCHES_AT_ONCE = 16_384
 
 
 class Qwen2VL(VisionFamily):
@@ -104,8 +107,18 @@ class Qwen2VL(VisionFamily):
         )
 
     def encode(self, tensors: dict[str, Tensor]) -> Tensor:
-        grid = tensors["image_grid_thw"]
-        x = self._patches(tensors["pixel_values"])
+        _, rows, columns = tensors["image_grid_thw"][0].tolist()
+        size = rows * columns
+        num_frames = max(1, _PATCHES_AT_ONCE // size)
+        vectors = [
+            self._encode_frames(part, torch.tensor([[len(part) // size, rows, columns]]))
+            for part in tensors["pixel_values"].split(num_frames * size)
+        ]
+        return torch.cat(vectors)
+
+    def _encode_frames(self, pixels: Tensor, grid: Tensor) -> Tensor:
+        """Encode frames. `grid`: their number, and rows and columns of patches, int64 [1, 3]."""
+        x = self._patches(pixels)
         frames = LengthBatches(frame_starts(grid), x.device)
         rotation = Rotation(self._angles(patch_coordinates(grid, self._merge)))
         for layer in self._layers:
@@ -156,10 +169,10 @@ class Qwen25VL(Qwen2VL):
         gate = gated_activation(self._loader.ops, ActivationSpec(act))
         return chain(up, gate, self._linear(f"{name}.down_proj", self._hidden, self._inner))
 
-    def encode(self, tensors: dict[str, Tensor]) -> Tensor:
+    def _encode_frames(self, pixels: Tensor, grid: Tensor) -> Tensor:
         from transformers.vision_utils import get_vision_window_index
 
-        grid, vision, unit = tensors["image_grid_thw"], self.config["vision_config"], self._merge**2
+        vision, unit = self.config["vision_config"], self._merge**2
         order, window_starts = get_vision_window_index(
             grid,
             spatial_merge_size=self._merge,
@@ -170,7 +183,7 @@ class Qwen25VL(Qwen2VL):
         def by_window(values: Tensor) -> Tensor:
             return values.unflatten(0, (-1, unit))[order].flatten(0, 1)
 
-        x = by_window(self._patches(tensors["pixel_values"]))
+        x = by_window(self._patches(pixels))
         frames = LengthBatches(frame_starts(grid), x.device)
         windows = LengthBatches(window_starts, x.device)
         rotation = Rotation(self._angles(by_window(patch_coordinates(grid, self._merge))))
@@ -235,16 +248,15 @@ class Qwen3VL(Qwen2VL):
             self._linear(f"{name}.linear_fc2", self._hidden, self._inner),
         )
 
-    def encode(self, tensors: dict[str, Tensor]) -> Tensor:
+    def _encode_frames(self, pixels: Tensor, grid: Tensor) -> Tensor:
         from transformers.vision_utils import get_vision_interpolation_indices_and_weights
 
-        grid = tensors["image_grid_thw"]
         indices, weights = get_vision_interpolation_indices_and_weights(
             grid, self._side, align_corners=True, spatial_merge_size=self._merge
         )
         table = self._positions
         positions = (table[indices] * weights[:, :, None].to(table)).sum(1)
-        x = self._patches(tensors["pixel_values"]) + positions
+        x = self._patches(pixels) + positions
         frames = LengthBatches(frame_starts(grid), x.device)
         rotation = Rotation(self._angles(patch_coordinates(grid, self._merge)))
         deep = []

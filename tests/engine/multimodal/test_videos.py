@@ -126,6 +126,20 @@ def test_tokens_of_videos_equal_those_of_transformers(
     cut.llm_engine.core.check_integrity()
 
 
+@pytest.mark.parametrize("name", QWEN)
+def test_frames_encoded_one_at_a_time_have_the_same_bits(
+    family: Callable[[str], tuple[Path, Any, Any]], name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = family(name)[0]
+    times = [index / FPS for index in range(6)]
+    video = MediaProcessor(folder).prepare_video(Video(frames_of(6), times))
+    llm = LLM(str(folder), dtype="float32", num_gpu_blocks_override=16)
+    model: Any = llm.core.executor.worker.loaded.model
+    vectors = model.encode("video", video.tensors)
+    monkeypatch.setattr("engine.models.vision.qwen2_vl._PATCHES_AT_ONCE", 1)
+    assert torch.equal(model.encode("video", video.tensors), vectors)
+
+
 def test_pictures_and_videos_of_one_prompt_stand_in_its_order(
     family: Callable[[str], tuple[Path, Any, Any]],
 ) -> None:
