@@ -179,8 +179,8 @@ def measure(args: argparse.Namespace, gaps: dict[str, list[float]], outcomes: li
             while not ready.exists() and process.poll() is None:
                 time.sleep(0.1)
             facts = json.loads(ready.read_text())
-            place = facts["url"], facts["api_key"]
-            client = make_client(*place, 4)
+            access = facts["url"], facts["api_key"]
+            client = make_client(*access, 4)
             question = {"model": SEES, "messages": [{"role": "user", "content": "What?"}]}
             while client.post("/chat/completions", json=question).status_code != 200:
                 time.sleep(0.1)
@@ -192,7 +192,7 @@ def measure(args: argparse.Namespace, gaps: dict[str, list[float]], outcomes: li
                 stream_gaps(client, model, 2)
             run("text_alone", TEXT)
             run("sees_alone", SEES)
-            with clients_at_work(*place, args, outcomes):
+            with clients_at_work(*access, args, outcomes):
                 run("text_beside", TEXT)
                 run("sees_beside", SEES)
                 set_niceness(SEES, f"{folder}/data", 19)
@@ -218,8 +218,8 @@ def main() -> int:
         measure(args, gaps, outcomes)
     report: dict[str, Any] = {}
     for name, values in gaps.items():
-        alone = percentile(gaps[f"{name.partition('_')[0]}_alone"], 99)
-        ratio = round(percentile(values, 99) / alone, 2)
+        isolated_p99 = percentile(gaps[f"{name.partition('_')[0]}_alone"], 99)
+        ratio = round(percentile(values, 99) / isolated_p99, 2)
         report[name] = {**spread_ms("gap", values), "p99_over_alone": ratio}
     report["pages_per_s"] = [round(rate, 1) for rate, _ in outcomes]
     report["refused"] = sum(refused for _, refused in outcomes)
