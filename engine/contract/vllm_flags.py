@@ -200,7 +200,9 @@ NEWER: tuple[VllmFlag, ...] = (
     *restricted(
         "allowed_media_domains", list, ([],), "set QUIRE_ALLOWED_MEDIA_DOMAINS for gateways."
     ),
-    *restricted("mm_encoder_only", bool, (False,), _NO_MEDIA),
+    *restricted(
+        "mm_encoder_only", bool, (False,), "ec_transfer_config's ec_producer has no decoder."
+    ),
     VllmFlag(
         "enable_mm_embeds",
         bool,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import secrets
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
@@ -30,6 +30,7 @@ from engine.kv_transfer.offloading_metadata import (
 )
 from engine.kv_transfer.read_ahead import ReadAhead
 from engine.kv_transfer.storage_queue import StorageQueue, all_done
+from engine.kv_transfer.storage_tier import StorageTier
 
 log = logging.getLogger(__name__)
 
@@ -448,20 +449,17 @@ class OffloadingConnector(KVConnectorBase):
         stats.kv_tier_saved_blocks_total = self.num_saved_blocks
         if self.ec_connector is not None:
             stats.mm_cache_hits_total += self.ec_connector.num_loaded
-        failures = host.failures.copy()
-        stats.kv_tier_bytes = {host.name: host.used_bytes}
-        stats.kv_tier_capacity_bytes = {host.name: host.capacity}
+        tiers: list[HostTier | StorageTier] = [host]
+        if self.storage is not None:
+            tiers.append(self.storage.tier)
+        stats.kv_tier_bytes = {tier.name: tier.used_bytes for tier in tiers}
+        stats.kv_tier_capacity_bytes = {tier.name: tier.capacity for tier in tiers}
+        stats.kv_tier_failures_total = dict(sum((tier.failures for tier in tiers), Counter[str]()))
         stats.kv_tier_hit_tokens_total = {self._tier_name: self.num_matched_tokens}
         stats.kv_tier_evicted_tokens_total = {self._tier_name: self.num_evicted_tokens}
         stats.kv_tier_saved_seconds_total = {
             self._tier_name: self.num_matched_tokens * self._saved_s_per_token
         }
-        if self.storage is not None:
-            tier = self.storage.tier
-            failures += tier.failures
-            stats.kv_tier_bytes[tier.name] = tier.used_bytes
-            stats.kv_tier_capacity_bytes[tier.name] = tier.capacity
-        stats.kv_tier_failures_total = dict(failures)
 
     def set_prefill_pace(self, seconds_per_token: float) -> None:
         compute_s = self._block_size * seconds_per_token
