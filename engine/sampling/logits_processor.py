@@ -180,7 +180,8 @@ GROUP = "quire.logits_processors"
 def processor_classes(
     config: EngineConfig, *, pools: bool, model_classes: Sequence[str] = ()
 ) -> list[type[LogitsProcessor]]:
-    """Return those of installed packages, those of `logits_processors`, then the model's.
+    """Return those of installed packages, those of `logits_processors`, then the model's, which
+    alone are used with drafts.
 
     Args:
         pools: whether the model returns embeddings, labels or scores instead of tokens.
@@ -190,16 +191,17 @@ def processor_classes(
     """
     named: Sequence[Any] = config.logits_processors or ()
     points = selected_entry_points(GROUP)
+    own = [] if pools else [_class(name) for name in model_classes]
     if not pools and not config.speculative_config:
         brought = [load_subclass(reference, LogitsProcessor) for reference in points]  # type: ignore[type-abstract]
-        return [*brought, *map(_class, (*named, *model_classes))]
+        return [*brought, *map(_class, named), *own]
     why = "a pooling model chooses no tokens" if pools else "speculative_config is set"
     if named:
         raise ConfigError(f"logits_processors can't be used: {why}.", param="logits_processors")
     if points:
         names = ", ".join(point.name for point in points)
         log.warning("Logits processors of packages (%s) aren't used: %s.", names, why)
-    return []
+    return own
 
 
 def _class(named: Any) -> type[LogitsProcessor]:

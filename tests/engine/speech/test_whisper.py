@@ -21,6 +21,7 @@ from tests.engine.speech.models import (
     sound,
     tiny_en,
 )
+from tests.engine.speculative.seer import Seer
 
 NUM_TOKENS = 20
 #: Several windows of sound, two of them the same, and prompts of several lengths.
@@ -255,6 +256,60 @@ def test_what_only_changes_how_steps_run_changes_no_token(
     llm = _llm(folder, **options)
     assert _run(llm, _prompts()) == expected
     llm.llm_engine.core.check_integrity()
+
+
+@pytest.mark.usefixtures("free_drafts")
+def test_the_same_sound_again_takes_no_encoding_and_few_steps_for_its_tenant_alone(
+    whisper: tuple[Path, list[list[int]]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, expected = whisper
+    drafts = {"method": "suffix", "num_speculative_tokens": 32}
+    llm = _llm(folder, speculative_config=drafts)
+    encoded, core = _count_encodings(llm, monkeypatch), llm.llm_engine.core
+    step, steps = core.step, [0]
+
+    def counted_step() -> Any:
+        steps[-1] += 1
+        return step()
+
+    monkeypatch.setattr(core, "step", counted_step)
+
+    def num_steps(case: int, salt: str) -> int:
+        steps.append(0)
+        assert _run(llm, _prompts(CASES[case : case + 1], cache_salt=salt)) == [expected[case]]
+        return steps[-1]
+
+    alone = [num_steps(0, "a"), num_steps(1, "a")]
+    again = [num_steps(0, "a") for _ in range(3)]
+    assert len(encoded) == 2
+    assert again[-1] <= 5 < min(alone)
+    assert num_steps(0, "b") == alone[0]
+    assert len(encoded) == 3
+    core.check_integrity()
+
+
+@pytest.mark.usefixtures("always_drafts")
+def test_drafts_keep_the_rules_of_timestamps(whisper: tuple[Path, list[list[int]]]) -> None:
+    rules = {"first": 200, "end": 2, "no_timestamps": NO_TIMESTAMPS, "max_initial": 20}
+    params = SamplingParams(
+        temperature=0,
+        max_tokens=NUM_TOKENS,
+        ignore_eos=True,
+        detokenize=False,
+        extra_args={"whisper_timestamps": rules},
+    )
+
+    def tokens(**settings: Any) -> list[list[int]]:
+        results = _llm(whisper[0], **settings).generate(_prompts(), params)
+        return [list(result.outputs[0].token_ids) for result in results]
+
+    plain = tokens()
+    assert plain != whisper[1]
+    Seer.texts = {
+        tuple(prompt): [output] for (_, prompt), output in zip(CASES, plain, strict=True)
+    }
+    drafts = {"method": "ngram", "num_speculative_tokens": 5}
+    assert tokens(speculative_config=drafts) == plain
 
 
 @pytest.mark.parametrize("options", [{"kv_cache_dtype": "int8"}, {"quantization": "int8"}])
