@@ -142,6 +142,7 @@ class EngineCore:
             overlaps=overlaps,
             possible=self.structured.filter_drafts,
             host=executor.drafts,
+            state_blocks=self.scheduler.kv.get_state_blocks,
         )
         self.scheduler.drafts.source = self.drafter
         self._kv_settings = KVTransferConfig.from_mapping(config.kv_transfer_config or {})

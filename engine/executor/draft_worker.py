@@ -12,10 +12,15 @@ from engine.contract.speculative_config import HEADS, SpeculativeConfig
 from engine.devices.device import DRAFT_CACHE_DIVISOR, CacheRequirements, Device, RunnerInputs
 from engine.executor.head_worker import HeadWorker, resolve_head_method
 from engine.executor.sleep import SleepController
-from engine.kv_cache.kv_cache_config import KVCacheConfig, make_kv_cache_config
+from engine.kv_cache.kv_cache_config import (
+    KVCacheConfig,
+    make_kv_cache_config,
+    with_cross_attention,
+)
 from engine.model_loader.loader import LoadedModel, load_model
 from engine.models.decoder import NativeDecoder
 from engine.models.decoder_spec import DecoderSpec
+from engine.models.encoder_decoder import EncoderDecoder
 from engine.scheduler.plan import StepPlan, StepResult
 from engine.speculative.interface import DraftFacts, HeadFacts, HeadPlan, HeadResult, draft_config
 from engine.text.tokenizer import Tokenizer
@@ -52,10 +57,11 @@ class DraftWorker:
         except QuireError as error:
             raise type(error)(f"{_PARAM}: {error.message}", param=_PARAM) from error
         check_draft(self.loaded, target)
+        self._share_encoder()
         longest = min(self.loaded.max_model_len, target.max_model_len)
         self._max_model_len = min(longest, speculative.max_model_len or longest)
         self._layout = self._make_layout()
-        self._num_blocks = 0
+        self._num_blocks = self._num_target_blocks = 0
         self._sleeper = SleepController(self.loaded, self._config, device)
         self._runner: Runner = cast(Any, None)
 
@@ -100,11 +106,23 @@ class DraftWorker:
         )
         share = max(num_blocks * block_bytes // DRAFT_CACHE_DIVISOR // draft_block_bytes, one)
         self._num_blocks = min(share, num_blocks, one * self._config.max_num_seqs)
+        self._num_target_blocks = num_blocks
+
+    @property
+    def bytes_per_token(self) -> int:
+        """Bytes in addition to the model's cache, per token of that: of an encoder's states."""
+        if not isinstance(self.loaded.model, EncoderDecoder):
+            return 0
+        return self.loaded.spec.kv_bytes_per_token(self.loaded.dtype.itemsize)
 
     def allocate_cache(self) -> None:
         """Allocate the cache; from now on steps can be run."""
-        layout, size = self._layout, self._config.block_size
-        self.loaded.model.allocate_kv(self._num_blocks, size, self.loaded.dtype, layout)
+        layout, size, model = self._layout, self._config.block_size, self.loaded.model
+        model.allocate_kv(self._num_blocks, size, self.loaded.dtype, layout)
+        if isinstance(model, EncoderDecoder):
+            model.allocate_states(self._num_target_blocks, size, self.loaded.dtype)
+            layout = with_cross_attention(layout, self.loaded.spec.cross.length)
+            self._target.model.draft = model
         batch = InputBatch(self._config.max_num_seqs, self._max_model_len, size, layout)
         parts = RunnerInputs(
             self.loaded, batch, BitmaskInbox(), layout, self._token_budget, is_draft=True
@@ -124,6 +142,12 @@ class DraftWorker:
     def wake_weights(self) -> None:
         """Load the weights again, if they sleep."""
         self._sleeper.reload_weights()
+        self._share_encoder()
+
+    def _share_encoder(self) -> None:
+        """Remove the draft model's encoder: it gets the states of the model's."""
+        if isinstance(self.loaded.model, EncoderDecoder):
+            self.loaded.model.remove_encoder()
 
     def _make_layout(self) -> KVCacheConfig:
         spec, num_states = self.loaded.spec, None
@@ -148,9 +172,28 @@ def check_draft(draft: LoadedModel, target: LoadedModel) -> None:
     elif not hasattr(draft.model, "release_kv"):
         why = f"{type(draft.model).__name__} has no release_kv"
     else:
-        why = first_vocabulary_mismatch(draft, target)
+        why = _encoder_mismatch(draft, target) or first_vocabulary_mismatch(draft, target)
     if why:
         raise ConfigError(f"{_PARAM}: the draft model can't be used: {why}.", param=_PARAM)
+
+
+def _encoder_mismatch(draft: LoadedModel, target: LoadedModel) -> str:
+    """Why a draft model can't read the states of the target's encoder, as a clause; "": it can, or
+    neither has an encoder.
+    """
+    names = draft.spec.architecture, target.spec.architecture
+    models = draft.model, target.model
+    if not any(isinstance(model, EncoderDecoder) for model in models):
+        return ""
+    if not all(isinstance(model, EncoderDecoder) for model in models):
+        return f"{names[0]} and {names[1]} don't both attend to an encoder's states"
+    sizes = [(one.spec.hidden_size, one.spec.cross.length) for one in (draft, target)]
+    if sizes[0][0] != sizes[1][0] or sizes[0][1] < sizes[1][1]:
+        return (
+            f"it attends to {sizes[0][1]} states of {sizes[0][0]} values, the model's encoder has "
+            f"{sizes[1][1]} of {sizes[1][0]}"
+        )
+    return ""
 
 
 def first_vocabulary_mismatch(draft: LoadedModel, target: LoadedModel) -> str:
@@ -251,7 +294,8 @@ class DraftWorkers:
     @property
     def bytes_per_token(self) -> int:
         """Bytes per token in addition to the model's cache."""
-        return 0 if self.of_heads is None else self.of_heads.bytes_per_token
+        worker = self.of_heads or self.of_model
+        return 0 if worker is None else worker.bytes_per_token
 
     @property
     def need(self) -> CacheRequirements | None:

@@ -12,7 +12,7 @@ from engine.contract.errors import ModelLoadError
 from engine.models.decoder import NativeDecoder
 from engine.models.encoders.encoder import NativeEncoder
 from engine.models.encoders.encoder_spec import EncoderSpec
-from engine.models.forward_context import AttentionMetadata
+from engine.models.forward_context import AttentionMetadata, allocate_kv_cache
 from engine.models.layers.moe import Weights
 from engine.models.lora import CROSS_KV, AdapterWeights
 from engine.models.relative_position import sinusoidal_positions
@@ -21,7 +21,26 @@ from engine.multimodal.inputs import MediaTensors
 
 
 class EncoderDecoder(NativeDecoder):
-    """A decoder with keys and values of an encoder's states in the KV cache."""
+    """A decoder with keys and values of an encoder's states in the KV cache.
+
+    Attributes:
+        draft: the decoder of a draft model, which gets the states of this model's encoder.
+    """
+
+    _encoder: Any
+    draft: EncoderDecoder | None = None
+
+    def remove_encoder(self) -> None:
+        """Remove the encoder: a draft model has none of its own."""
+        self._encoder = None
+
+    def allocate_states(self, num_blocks: int, block_size: int, dtype: torch.dtype) -> None:
+        """Allocate keys and values of an encoder's states apart from those of tokens: for a draft
+        model they are in the same blocks as those of the model that it drafts for.
+        """
+        shape = (num_blocks, self.spec.num_kv_heads, block_size, self.spec.head_dim)
+        self.cross_caches = [allocate_kv_cache(self.ops, shape, dtype) for _ in self.weights]
+        self._keep_by_layer(1)
 
     def write_states(
         self, states: Tensor, block_ids: list[int], adapter: AdapterWeights | None
@@ -29,6 +48,8 @@ class EncoderDecoder(NativeDecoder):
         """Write each layer's keys and values of an encoder's states, [n, hidden], to blocks of the
         cross-attention group, in order. The adapter may change them.
         """
+        if self.draft is not None:
+            self.draft.write_states(states.to(self.draft._activations), block_ids, None)
         block_size = self.cross_caches[0].keys.shape[2]
         positions = torch.arange(len(states), device=states.device)
         blocks = torch.tensor(block_ids, device=states.device)

@@ -191,17 +191,17 @@ def processor_classes(
     """
     named: Sequence[Any] = config.logits_processors or ()
     points = selected_entry_points(GROUP)
-    own = [] if pools else [_class(name) for name in model_classes]
+    of_model = [] if pools else [_class(name) for name in model_classes]
     if not pools and not config.speculative_config:
         brought = [load_subclass(reference, LogitsProcessor) for reference in points]  # type: ignore[type-abstract]
-        return [*brought, *map(_class, named), *own]
+        return [*brought, *map(_class, named), *of_model]
     why = "a pooling model chooses no tokens" if pools else "speculative_config is set"
     if named:
         raise ConfigError(f"logits_processors can't be used: {why}.", param="logits_processors")
     if points:
         names = ", ".join(point.name for point in points)
         log.warning("Logits processors of packages (%s) aren't used: %s.", names, why)
-    return own
+    return of_model
 
 
 def _class(named: Any) -> type[LogitsProcessor]:

@@ -53,6 +53,8 @@ _MAX_FAILURES = 3
 _NEW = 0.3
 #: Replaces token ids that the draft model lacks.
 _UNKNOWN = 0
+#: Ids of a sequence's blocks, by KV cache group.
+BlockIds = list[list[int]]
 
 
 @dataclass(slots=True, eq=False)
@@ -60,12 +62,14 @@ class _Row:
     """The draft model's state of a sequence: `num_cached` of the sequence's tokens, then `drafts`.
 
     Attributes:
+        encoder_tables: see `DraftModelProposer`, as of when the draft model got the sequence.
         computed: number of these tokens whose KV is computed.
         is_up_to_date: whether the planned step computes all remaining tokens of the sequence.
         num_wanted_drafts: number of drafts requested in this round.
     """
 
     sequence: Sequence
+    encoder_tables: BlockIds
     num_cached: int = 0
     computed: int = 0
     drafts: list[int] = field(default_factory=list)
@@ -105,9 +109,13 @@ class DraftModelProposer:
         block_size: int,
         max_num_seqs: int,
         eos_token_ids: tuple[int, ...] = (),
+        encoder_tables: Callable[[int], BlockIds] = lambda _: [],
     ) -> None:
-        """`run`: executes a step of the model; `max_num_seqs`: maximum rows of its batch."""
-        self._facts = facts
+        """`run`: executes a step of the model; `max_num_seqs`: maximum rows of its batch;
+        `encoder_tables`: the target's blocks of the encoder states that a sequence attends to, by
+        cross-attention group: the draft model has its own keys and values in blocks of these ids.
+        """
+        self._facts, self._encoder_tables = facts, encoder_tables
         states = facts.layout.state_group
         self._max_rows = min(max_num_seqs, states.num_blocks // 2) if states else max_num_seqs
         self._ends = frozenset(eos_token_ids)
@@ -263,6 +271,9 @@ class DraftModelProposer:
         budget or the blocks don't suffice.
         """
         seq_id, total = sequence.seq_id, sequence.num_tokens
+        encoder_tables = self._encoder_tables(seq_id)
+        if (row := self._rows.get(seq_id)) and row.encoder_tables != encoder_tables:
+            self.forget(sequence)  # it was preempted, and its states are elsewhere now
         row, prefix = self._rows.pop(seq_id, None), None
         if row is None:
             prefix = self.kv.get_computed_blocks(sequence)
@@ -284,13 +295,14 @@ class DraftModelProposer:
         if new_blocks is None:
             return None
         if row is None:
-            row = self._rows[seq_id] = _Row(sequence)
-            plan.new.append(self._described(sequence, computed))
+            row = self._rows[seq_id] = _Row(sequence, encoder_tables)
+            plan.new.append(self._described(row, computed))
         else:
             rest = self._readable(sequence, row.num_cached)
             plan.rewound.append(RewoundSequence(seq_id, row.num_cached, rest, computed))
             if new_blocks:
-                plan.new_blocks.append((seq_id, _ids(new_blocks)))
+                added = _ids(new_blocks) + [[] for _ in encoder_tables]
+                plan.new_blocks.append((seq_id, added))
         if self.kv.states is not None and caught_up and count > 1:
             self.kv.states.keep_until_verified(sequence, self._quota, total, 1)
         row.num_cached, row.computed, row.drafts = total, computed + num_unread, []
@@ -331,18 +343,20 @@ class DraftModelProposer:
             return token_ids
         return [token if token < vocab_size else _UNKNOWN for token in token_ids]
 
-    def _described(self, sequence: Sequence, computed: int) -> NewSequence:
+    def _described(self, row: _Row, computed: int) -> NewSequence:
+        sequence = row.sequence
         return NewSequence(
             seq_id=sequence.seq_id,
             token_ids=self._readable(sequence),
             num_prompt_tokens=sequence.num_prompt_tokens,
             num_computed_tokens=computed,
-            block_ids=_ids(self.kv.get_block_tables(sequence.seq_id)),
+            block_ids=_ids(self.kv.get_block_tables(sequence.seq_id)) + row.encoder_tables,
+            num_encoder_states=sequence.num_encoder_states,
             sampling=draft_sampling(sequence.request.sampling, self._facts.vocab_size),
             seed=sequence.seed,
         )
 
 
-def _ids(tables: BlockTables) -> list[list[int]]:
+def _ids(tables: BlockTables) -> BlockIds:
     """Return the block ids of tables."""
     return [[block.block_id for block in table] for table in tables]

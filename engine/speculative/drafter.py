@@ -434,6 +434,7 @@ def make_drafter(
     overlaps: bool,
     possible: Possible | None = None,
     host: DraftHost,
+    state_blocks: Callable[[int], list[int]] = lambda _: [],
 ) -> Drafter | None:
     """Return the drafter for `config`; None without `speculative_config`.
 
@@ -441,26 +442,22 @@ def make_drafter(
         overlaps: whether steps are planned before the previous step's tokens are known.
         possible: see `Drafter`.
         host: draft model or heads that were loaded with the model.
+        state_blocks: see `KVCacheCoordinator.get_state_blocks`.
 
     Raises `ConfigError` if the model can't verify drafts.
     """
     if not config.speculative_config:
         return None
     settings = SpeculativeConfig.from_mapping(config.speculative_config)
-    obstacle = ""
+    reads_encoder, obstacle = facts.encoder_length or facts.max_encoder_tokens, ""
     if facts.pooling is not None:
         obstacle = "the model generates no text"
     elif facts.stateful and not facts.states_in_blocks:
         obstacle = f"the state of {facts.architecture} can't be taken back to where a draft failed"
-    elif facts.encoder_length and (host.heads is not None or host.model is not None):
+    elif reads_encoder and host.heads is not None:
         obstacle = (
-            f"draft models and heads don't hear what {facts.architecture} hears; drafts from text "
-            "(ngram) can be used"
-        )
-    elif facts.max_encoder_tokens and (host.heads is not None or host.model is not None):
-        obstacle = (
-            f"draft models and heads don't read what the encoder of {facts.architecture} reads; "
-            "drafts from text (ngram) can be used"
+            f"heads don't read what the encoder of {facts.architecture} reads; draft_model, ngram "
+            "and suffix can be used"
         )
     elif overlaps:
         obstacle = (
@@ -476,6 +473,11 @@ def make_drafter(
         model = HeadProposer(host.heads, host.propose)
     elif host.model is not None:
         model = DraftModelProposer(
-            host.model, host.execute, config.block_size, config.max_num_seqs, facts.eos_token_ids
+            host.model,
+            host.execute,
+            config.block_size,
+            config.max_num_seqs,
+            facts.eos_token_ids,
+            (lambda seq_id: [state_blocks(seq_id)]) if reads_encoder else (lambda _: []),
         )
     return Drafter(settings, facts.max_model_len, possible, model)

@@ -10,6 +10,7 @@ import pytest
 from engine import LLM, SamplingParams
 from engine.contract.errors import InvalidRequest
 from engine.models.speech.whisper import WhisperModel
+from tests.engine.speculative.seer import Seer
 from tests.engine.speech.models import (
     JFK,
     JFK_TEXT,
@@ -21,7 +22,6 @@ from tests.engine.speech.models import (
     sound,
     tiny_en,
 )
-from tests.engine.speculative.seer import Seer
 
 NUM_TOKENS = 20
 #: Several windows of sound, two of them the same, and prompts of several lengths.
@@ -279,11 +279,11 @@ def test_the_same_sound_again_takes_no_encoding_and_few_steps_for_its_tenant_alo
         assert _run(llm, _prompts(CASES[case : case + 1], cache_salt=salt)) == [expected[case]]
         return steps[-1]
 
-    alone = [num_steps(0, "a"), num_steps(1, "a")]
+    first = [num_steps(0, "a"), num_steps(1, "a")]
     again = [num_steps(0, "a") for _ in range(3)]
     assert len(encoded) == 2
-    assert again[-1] <= 5 < min(alone)
-    assert num_steps(0, "b") == alone[0]
+    assert again[-1] <= 5 < min(first)
+    assert num_steps(0, "b") == first[0]
     assert len(encoded) == 3
     core.check_integrity()
 
@@ -303,13 +303,13 @@ def test_drafts_keep_the_rules_of_timestamps(whisper: tuple[Path, list[list[int]
         results = _llm(whisper[0], **settings).generate(_prompts(), params)
         return [list(result.outputs[0].token_ids) for result in results]
 
-    plain = tokens()
-    assert plain != whisper[1]
+    baseline = tokens()
+    assert baseline != whisper[1]
     Seer.texts = {
-        tuple(prompt): [output] for (_, prompt), output in zip(CASES, plain, strict=True)
+        tuple(prompt): [output] for (_, prompt), output in zip(CASES, baseline, strict=True)
     }
     drafts = {"method": "ngram", "num_speculative_tokens": 5}
-    assert tokens(speculative_config=drafts) == plain
+    assert tokens(speculative_config=drafts) == baseline
 
 
 @pytest.mark.parametrize("options", [{"kv_cache_dtype": "int8"}, {"quantization": "int8"}])
