@@ -119,9 +119,9 @@ class DraftWorker:
         """Allocate the cache; from now on steps can be run."""
         layout, size, model = self._layout, self._config.block_size, self.loaded.model
         model.allocate_kv(self._num_blocks, size, self.loaded.dtype, layout)
-        if isinstance(model, EncoderDecoder):
+        if isinstance(model, EncoderDecoder) and isinstance(self._target.model, EncoderDecoder):
             model.allocate_states(self._num_target_blocks, size, self.loaded.dtype)
-            layout = with_cross_attention(layout, self.loaded.spec.cross.length)
+            layout = with_cross_attention(layout, model.encoder_length)
             self._target.model.draft = model
         batch = InputBatch(self._config.max_num_seqs, self._max_model_len, size, layout)
         parts = RunnerInputs(
@@ -181,19 +181,21 @@ def _encoder_mismatch(draft: LoadedModel, target: LoadedModel) -> str:
     """Why a draft model can't read the states of the target's encoder, as a clause; "": it can, or
     neither has an encoder.
     """
-    names = draft.spec.architecture, target.spec.architecture
-    models = draft.model, target.model
-    if not any(isinstance(model, EncoderDecoder) for model in models):
+    models = [one.model for one in (draft, target) if isinstance(one.model, EncoderDecoder)]
+    if not models:
         return ""
-    if not all(isinstance(model, EncoderDecoder) for model in models):
+    if len(models) == 1:
+        names = draft.spec.architecture, target.spec.architecture
         return f"{names[0]} and {names[1]} don't both attend to an encoder's states"
-    sizes = [(one.spec.hidden_size, one.spec.cross.length) for one in (draft, target)]
-    if sizes[0][0] != sizes[1][0] or sizes[0][1] < sizes[1][1]:
-        return (
-            f"it attends to {sizes[0][1]} states of {sizes[0][0]} values, the model's encoder has "
-            f"{sizes[1][1]} of {sizes[1][0]}"
-        )
-    return ""
+    (hidden, length), (their_hidden, their_length) = (
+        (model.spec.hidden_size, model.encoder_length) for model in models
+    )
+    if hidden == their_hidden and length >= their_length:
+        return ""
+    return (
+        f"it attends to {length} states of {hidden} values, the model's encoder has {their_length} "
+        f"of {their_hidden}"
+    )
 
 
 def first_vocabulary_mismatch(draft: LoadedModel, target: LoadedModel) -> str:

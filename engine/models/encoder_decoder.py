@@ -30,6 +30,11 @@ class EncoderDecoder(NativeDecoder):
     _encoder: Any
     draft: EncoderDecoder | None = None
 
+    @property
+    def encoder_length(self) -> int:
+        """Maximum number of an encoder's states that tokens attend to."""
+        return self.spec.cross.length if self.spec.cross is not None else 0
+
     def remove_encoder(self) -> None:
         """Remove the encoder: a draft model has none of its own."""
         self._encoder = None

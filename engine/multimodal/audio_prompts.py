@@ -120,6 +120,8 @@ def _qwen25_omni(config: dict[str, Any], folder: Path) -> AudioLayout:
 def _ultravox(config: dict[str, Any], folder: Path) -> AudioLayout:
     """Windows without padding; a token for `stack_factor` states of a window."""
     audio, text = config.get("audio_config") or {}, config.get("text_config") or {}
+    if name := config.get("text_model_id"):
+        text = read_object(Path(str(name)) / "config.json") | text
     extractor = read_object(folder / "preprocessor_config.json")
     num_mels = int(audio.get("num_mel_bins", extractor.get("feature_size", 0)))
     if not num_mels:

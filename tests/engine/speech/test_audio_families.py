@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import shutil
 from collections.abc import Callable
@@ -22,6 +23,7 @@ from engine import LLM, LoRARequest, SamplingParams
 from engine.contract.errors import InvalidRequest, ModelLoadError
 from engine.multimodal.audio import SAMPLE_RATE
 from engine.multimodal.audio_prompts import AudioProcessor
+from engine.text.tokenizer_folder import convert_tokenizer
 from tests.engine.multimodal.models import tokenizer_with
 from tests.engine.speech.models import sound
 
@@ -98,9 +100,12 @@ def features_of(clip: np.ndarray, seconds: float, **options: Any) -> Any:
     return extractor(clip, sampling_rate=SAMPLE_RATE, return_tensors="pt", **options)
 
 
-def make_voxtral(folder: Path) -> tuple[Reference, Any]:
+def make_voxtral(folder: Path, tokenizer: Any = None) -> tuple[Reference, Any]:
+    """`tokenizer`: isn't saved to the folder; None: the tests' own, which is."""
     torch.manual_seed(0)
-    tokenizer = tokenizer_with(AUDIO)
+    if tokenizer is None:
+        tokenizer = tokenizer_with(AUDIO)
+        tokenizer.save_pretrained(folder)
     config = tf.VoxtralConfig(
         audio_config={
             "num_mel_bins": 80,
@@ -119,7 +124,6 @@ def make_voxtral(folder: Path) -> tuple[Reference, Any]:
     )  # fmt: skip
     model = tf.VoxtralForConditionalGeneration(config).eval()
     model.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
 
     def hear(clip: np.ndarray) -> Tensor:
         samples = SAMPLE_RATE * SECONDS
@@ -244,7 +248,6 @@ def make_ultravox(
         for name, model in (("text_model_id", text), ("audio_model_id", whisper)):
             model.save_pretrained(folder / name)
             config[name] = str(folder / name)
-        config["vocab_size"] = len(tokenizer) - 1
         config["audio_config"] = {"num_mel_bins": 80, "max_source_positions": STATES}
     else:
         weights |= {f"audio_tower.{n}": t for n, t in encoder.state_dict().items()}
@@ -413,6 +416,31 @@ def test_the_published_omni_runs_its_thinker(tmp_path: Path) -> None:
     prompt = {"prompt": text, "multi_modal_data": {"audio": clips[0]}}
     [result] = open_llm(tmp_path).generate(prompt, sampling)
     assert result.outputs[0].token_ids == expected_tokens(reference, tokenizer, text, clips)
+
+
+def test_a_voxtral_with_mistrals_vocabulary_alone_hears(tmp_path: Path) -> None:
+    special = [{"rank": n, "token_str": name} for n, name in enumerate(["<unk>", "<s>", "</s>"])]
+    special.append({"rank": 24, "token_str": AUDIO})
+    size = {"default_vocab_size": 256 + 30, "default_num_special_tokens": 30}
+    vocab = [{"rank": n, "token_bytes": base64.b64encode(bytes([n])).decode()} for n in range(256)]
+    content = {"config": {"pattern": "[^ ]+| ", **size}, "vocab": vocab, "special_tokens": special}
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "tekken.json").write_text(json.dumps(content))
+    convert_tokenizer(tmp_path / "model", tmp_path / "converted")
+    file = tmp_path / "converted" / "tokenizer.json"
+    tokenizer = tf.PreTrainedTokenizerFast(tokenizer_file=str(file))
+    reference, _ = make_voxtral(tmp_path / "model", tokenizer)
+    assert not list((tmp_path / "model").glob("tokenizer*"))
+    llm = open_llm(tmp_path / "model")
+    sampling = SamplingParams(temperature=0, max_tokens=NUM_TOKENS, ignore_eos=True)
+    for text, clips in PROMPTS:
+        ids = tokenizer(text, add_special_tokens=False)["input_ids"]
+        prompt = {"prompt_token_ids": ids, "multi_modal_data": {"audio": clips}}
+        [result] = llm.generate(prompt, sampling)
+        assert result.outputs[0].token_ids == expected_tokens(reference, tokenizer, text, clips)
+    # A text begins with <s>, as Mistral's do.
+    [result] = llm.generate({"prompt": AUDIO, "multi_modal_data": {"audio": PROMPTS[1][1]}})
+    assert result.prompt_token_ids[:2] == [1, 24]
 
 
 def test_an_ultravox_whose_tokenizer_lacks_the_placeholder_is_refused(tmp_path: Path) -> None:

@@ -94,15 +94,7 @@ def test_adapters_of_cross_attention_give_pefts_tokens_together_and_in_a_small_p
     )  # each adapter says something else
 
     llm = _llm(tmp_path / "model")
-    core = llm.llm_engine.core
-    model = core.executor.worker.loaded.model
-    encode, encoded = model.encode_to_cache, list[bool]()
-
-    def counted(tensors: Any, block_ids: list[int], adapter: Any) -> None:
-        encoded.append(adapter is not None)
-        encode(tensors, block_ids, adapter)
-
-    monkeypatch.setattr(model, "encode_to_cache", counted)
+    core, encoded = llm.llm_engine.core, _count_encodings(llm, monkeypatch)
     assert _run(llm, names, tmp_path) == expected_tokens
     # "queries" reads the states of the base.
     assert sorted(encoded) == [False] * 2 + [True] * 4
@@ -113,6 +105,49 @@ def test_adapters_of_cross_attention_give_pefts_tokens_together_and_in_a_small_p
     llm = _llm(tmp_path / "model", num_gpu_blocks_override=18, max_num_batched_tokens=8)
     assert _run(llm, names, tmp_path) == expected_tokens
     llm.llm_engine.core.check_integrity()
+
+
+def test_two_tenants_with_adapters_of_one_name_share_no_states(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    base = make_whisper(tmp_path / "model")
+    owners = {"first": "first", "second": "second", "third": "first"}
+    models = {
+        owner: _adapted(base, tmp_path / owner / "keys", TARGETS["keys"], seed)
+        for seed, owner in enumerate(("first", "second"))
+    }
+    expected_tokens = {
+        owner: expected(model, CLIPS[0], [START], NUM_TOKENS) for owner, model in models.items()
+    }
+    assert expected_tokens["first"] != expected_tokens["second"]
+    llm = _llm(tmp_path / "model")
+    encoded = _count_encodings(llm, monkeypatch)
+    params = SamplingParams(temperature=0, max_tokens=NUM_TOKENS, ignore_eos=True, detokenize=False)
+    sound_of_all = {"prompt_token_ids": [START], "multi_modal_data": {"audio": CLIPS[0]}}
+    prompts = [sound_of_all | {"cache_salt": tenant} for tenant in owners]
+    requests = [
+        LoRARequest("keys", 1 + number, str(tmp_path / owner / "keys"))
+        for number, owner in enumerate(owners.values())
+    ]
+    for _ in range(2):
+        results = llm.generate(prompts, params, lora_request=requests)
+        tokens = [list(result.outputs[0].token_ids) for result in results]
+        assert tokens == [expected_tokens[owner] for owner in owners.values()]
+    # The third has the first's adapter, and isn't told so by the time that it takes.
+    assert encoded == [True] * 3
+
+
+def _count_encodings(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    """Of each encoding from now on, whether an adapter changes it."""
+    model = llm.llm_engine.core.executor.worker.loaded.model
+    encode, encoded = model.encode_to_cache, list[bool]()
+
+    def counted(tensors: Any, block_ids: list[int], adapter: Any) -> None:
+        encoded.append(adapter is not None)
+        encode(tensors, block_ids, adapter)
+
+    monkeypatch.setattr(model, "encode_to_cache", counted)
+    return encoded
 
 
 def test_an_adapter_passes_the_check_of_an_upload(tmp_path: Path) -> None:
