@@ -18,7 +18,9 @@ from engine.contract.replica_state import (
 )
 from engine.scheduler.request import SequenceStatus
 from engine.serving.kv_map import KVMapBuilder, KVMapPublisher
+from kv_map.state import cells_of
 from tests.engine.helpers import Driver
+from tests.engine.kv_transfer.test_offloading import connector_of, make, prompt, run
 from tests.engine.replica import Gateway, replica
 from tests.engine.test_service import Folder
 
@@ -61,6 +63,22 @@ def truth(driver: Driver) -> dict[int, tuple[int, bool, str, frozenset[str]]]:
         for block in pool.blocks
         if block.charged_to is not pool.quotas.unowned
     }
+
+
+def test_a_block_says_in_which_tier_it_is(model_folder: Folder) -> None:
+    core, kv_map = make(model_folder("llama"), kv_offloading_size=0.01), make_map()
+    kv_map.watch(b"1")
+    run(core, {"a": prompt(1, 70)})
+    frame = kv_map.frame(core.scheduler)
+    cells = cells_of(frame, frame.blocks).values()
+    assert sorted(cell.tier for cell in cells if cell.cached) == 4 * ["host"]
+    assert {cell.tier for cell in cells if not cell.cached} == {""}
+    connector_of(core).host.clear()
+    kv_map.watch(b"2")
+    frame = kv_map.frame(core.scheduler)
+    assert frame.num_cached == 4
+    assert {cell.tier for cell in cells_of(frame, frame.blocks).values()} == {""}
+    core.shutdown()
 
 
 def test_frames_add_up_to_the_pool_whatever_happens() -> None:
