@@ -39,6 +39,8 @@ from benchmarks.statistics import percentile, spread_ms
 TEXT, SEES = "quire-demo", "quire-demo-vision"
 #: Of the clients, which would be on other machines.
 CLIENT_NICENESS = 19
+#: Seconds after which OpenAI's clients try again what was refused.
+RETRY_S = 0.5
 
 
 def make_page() -> bytes:
@@ -96,15 +98,17 @@ def send_pages(connection: Connection, url: str, api_key: str, args: argparse.Na
             messages = [{"role": "user", "content": parts}]
             body = {"model": SEES, "max_tokens": 8, "messages": messages}
             statuses.append(client.post("/chat/completions", json=body).status_code)
+            if statuses[-1] != 200:
+                time.sleep(RETRY_S)
 
     with ThreadPoolExecutor(args.clients) as pool:
         futures = [pool.submit(ask) for _ in range(args.clients)]
         while len(statuses) < args.clients:  # all have been answered once, on average
             time.sleep(0.1)
         connection.send("ready")
-        count, started = len(statuses), time.perf_counter()
+        count, started = statuses.count(200), time.perf_counter()
         connection.recv()
-        rate = (len(statuses) - count) / (time.perf_counter() - started)
+        rate = (statuses.count(200) - count) / (time.perf_counter() - started)
         stopped.set()
     for future in futures:
         future.result()
@@ -152,17 +156,21 @@ def stream_gaps(client: httpx.Client, model: str, seconds: float) -> list[float]
 
 
 def set_niceness(model: str, data_dir: str, niceness: int) -> None:
-    """Of all threads of a model's replicas."""
+    """Of all threads of a model's replicas. Raises RuntimeError if it has none."""
+    num_replicas = 0
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         try:
             command, environment = path.read_bytes(), (path.parent / "environ").read_bytes()
             threads = os.listdir(path.parent / "task")
         except OSError:  # it has ended
             continue
-        is_replica = b"engine.serving" in command and model.encode() in command.split(b"\0")
+        is_replica = b"engine.serving" in command and model.encode() in command
         if is_replica and data_dir.encode() in command + environment:
+            num_replicas += 1
             for thread in threads:
                 os.setpriority(os.PRIO_PROCESS, int(thread), niceness)
+    if not num_replicas:
+        raise RuntimeError(f"There is no replica of {model}.")
 
 
 def measure(args: argparse.Namespace, gaps: dict[str, list[float]], outcomes: list[Any]) -> None:
