@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -47,9 +46,7 @@ async def insert_media_tokens(
         Overloaded: too many of the tenant's media wait.
     """
     pool = get_media_pool()
-    pictures = await asyncio.gather(
-        *(pool.prepare(source, options, info.path, caller) for source in sources)
-    )
+    pictures = await pool.prepare_all(sources, options, info.path, caller)
     expanded, order = expand_placeholders(token_ids, pictures, tokenizer)
     items = locate_media(expanded, [pictures[index] for index in order])
     audio_ms = sum(math.ceil(1000 * prepared.seconds) for prepared in pictures)

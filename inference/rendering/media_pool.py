@@ -7,6 +7,7 @@ import hashlib
 import threading
 import time
 from collections import OrderedDict
+from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -43,6 +44,11 @@ from tenants.authentication import Caller
 
 #: Number of processes that decode media.
 NUM_WORKERS = 2
+#: Maximum number of a request's media that are fetched or wait for a worker at a time. Requests
+#: with many hold so many files in memory, and leave room for others of their tenant.
+REQUEST_CONCURRENCY = 4
+#: Maximum number of a tenant's media per worker that wait: those of 80 requests.
+TENANT_PER_WORKER = 160
 #: Seconds for one image, video or document, after which its process is killed.
 PREPARE_TIMEOUTS_S = {"image": 20.0, "audio": 20.0, "video": 60.0, "document": 60.0}
 #: The same for an audio file, which may be hours long.
@@ -89,13 +95,33 @@ class MediaPool:
     def __init__(self) -> None:
         num_fetchers = settings.QUIRE.media_fetch_threads
         self._fetchers = FairThreadPool(num_fetchers, "quire-fetch", "images")
-        self._preparers = FairThreadPool(NUM_WORKERS, "quire-media", "images")
+        self._preparers = FairThreadPool(NUM_WORKERS, "quire-media", "images", TENANT_PER_WORKER)
         self._worker = threading.local()
         #: Least recently used first. Keyed by cache namespace: response times must not reveal what
         #: other tenants have sent, nor an erased one of the same name.
         self._prepared: OrderedDict[bytes, PreparedPicture | PreparedDocument] = OrderedDict()
         self._preparing: dict[bytes, asyncio.Future[Answer]] = {}
         self._cached_bytes = 0
+
+    async def prepare_all(
+        self, sources: Sequence[MediaSource], options: MediaOptions, folder: str, caller: Caller
+    ) -> list[PreparedPicture]:
+        """Decode a request's images and videos, but those that still wait when one has failed.
+
+        Raises as `insert_media_tokens`.
+        """
+        turns = asyncio.Semaphore(REQUEST_CONCURRENCY)
+
+        async def prepare(source: MediaSource) -> PreparedPicture:
+            async with turns:
+                return await self.prepare(source, options, folder, caller)
+
+        tasks = [asyncio.ensure_future(prepare(source)) for source in sources]
+        try:
+            return await asyncio.gather(*tasks)
+        finally:
+            for task in tasks:
+                task.cancel()
 
     async def prepare(
         self, source: MediaSource, options: MediaOptions, folder: str, caller: Caller

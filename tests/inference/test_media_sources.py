@@ -381,6 +381,27 @@ async def test_a_video_is_prepared_once_for_each_way_to_sample_it(tmp_path: Path
         assert refused.value.param == param
 
 
+async def test_a_requests_pictures_wait_a_few_at_a_time_and_none_once_one_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pool, counts = MediaPool(), [0]
+
+    def refuse(*arguments: Any) -> Refusal:
+        counts.append(pool._preparers._jobs[CALLER.tenant])
+        return Refusal("no picture")
+
+    monkeypatch.setattr(pool, "_ask_worker", refuse)
+    sources = [
+        MediaSource(f"data:;base64,{base64.b64encode(bytes([n])).decode()}", f"content[{n}]")
+        for n in range(40)
+    ]
+    with pytest.raises(InvalidRequest, match="no picture") as refused:
+        await pool.prepare_all(sources, MediaOptions({}, {}), "", CALLER)
+    assert refused.value.param in {source.param for source in sources[:8]}
+    assert max(counts) <= media_pool.REQUEST_CONCURRENCY
+    assert len(counts) < len(sources) // 2
+
+
 async def test_a_client_that_goes_away_is_charged_the_seconds_of_its_sound(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
