@@ -13,9 +13,8 @@ PATH = Path(__file__).parents[2] / "docs" / "features.md"
 HEAD = """\
 # Features together
 
-Which features can be combined, for each pair. A ✓ says that the two work together. A number leads
-to the reason why they can't be combined, mostly the product's own error message. A run of tests
-writes this page, and tests check each cell:
+A ✓ says that two features work together, a number leads to the reason why they don't, mostly the
+product's own error message. Tests write this page and check each cell:
 
 ```
 python -m tests.features --write
@@ -26,8 +25,7 @@ the feature) go through engines with tiny random models. A ✓ means:
 
 - Some features only change how a result is computed: prefix cache, chunks, preemption, failover,
   sleep, tier, disaggregated, async scheduling, several replicas, speculation, draft model, heads,
-  ranks. They were
-  used in the run, and tokens, log probabilities, vectors and finish reasons equal those of a run
+  ranks. They were used in the run, and tokens, log probabilities, vectors and finish reasons equal those of a run
   without them, *to the bit*. If the Transformers bridge keeps a state, only the tokens must be
   equal.
 - Each other feature keeps its rule in [laws.py](../tests/features/laws.py). Answers follow their
