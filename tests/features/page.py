@@ -25,9 +25,9 @@ the feature) go through engines with tiny random models. A ✓ means:
 
 - Some features only change how a result is computed: prefix cache, chunks, preemption, failover,
   sleep, tier, disaggregated, async scheduling, several replicas, speculation, draft model, heads,
-  ranks. They were used in the run, and tokens, log probabilities, vectors and finish reasons equal those of a run
-  without them, *to the bit*. If the Transformers bridge keeps a state, only the tokens must be
-  equal.
+  ranks. They were used in the run, and tokens, log probabilities, vectors and finish reasons equal
+  those of a run without them, *to the bit*. If the Transformers bridge keeps a state, only the
+  tokens must be equal.
 - Each other feature keeps its rule in [laws.py](../tests/features/laws.py). Answers follow their
   schema. Tool calls are the same from deltas as from the whole text. Reasoning ends at its budget.
   Log probabilities equal those of the same tokens in a prompt. Each of `n` outputs equals that of
