@@ -8,8 +8,6 @@ import logging
 from collections.abc import Callable
 from functools import partial
 
-from django.conf import settings
-
 from adapters.resolvers import lora_resolvers
 from common.loops import keep_running
 from inference.edge.handler import Send
@@ -20,6 +18,8 @@ from inference.web.views import Receive, Scope
 
 logger = logging.getLogger(__name__)
 
+#: New objects before the newest generation is collected: the pause of a collection grows with them.
+GEN0_THRESHOLD = 1_000
 #: Collections of the newest generation before the next older one is collected: about two minutes
 #: while 250 streams run. At every few seconds, it delayed one request in a hundred.
 GEN1_THRESHOLD = 20_000
@@ -31,17 +31,16 @@ IDLE_CHECK_INTERVAL_S = 5.0
 IDLE_S = 0.25
 
 
-def set_gc_thresholds(threshold: int) -> None:
-    """Collect the newest generation after `threshold` new objects, and exclude the objects loaded
-    so far; 0 keeps Python's settings.
+def set_gc_thresholds() -> None:
+    """Collect the newest generation after `GEN0_THRESHOLD` new objects, and exclude the objects
+    loaded so far.
 
     Python's own thresholds cost a tenth of the event loop's time, and with a threshold of 10,000
     all of 250 running streams pause for 20 to 56 ms. Requests leave hardly any cycles.
     """
-    if threshold:
-        gc.collect()
-        gc.freeze()
-        gc.set_threshold(threshold, GEN1_THRESHOLD, gc.get_threshold()[2])
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(GEN0_THRESHOLD, GEN1_THRESHOLD, gc.get_threshold()[2])
 
 
 async def collect_when_idle(is_idle: Callable[[], bool]) -> None:
@@ -69,7 +68,7 @@ async def lifespan(scope: Scope, receive: Receive, send: Send) -> None:
                 lora_resolvers()  # raises for a package that can't be loaded
                 client = get_engine_client()
                 await client.start()
-                set_gc_thresholds(settings.QUIRE.gc_threshold)
+                set_gc_thresholds()
                 collect = partial(collect_when_idle, client.is_idle)
                 client.spawn(keep_running("idle garbage collection", collect))
             except Exception as error:

@@ -10,8 +10,6 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from django.conf import settings
-
 from common.draining import keep_open_while
 from common.log_context import bind_request
 from common.rates import decode_tokens_per_s
@@ -26,6 +24,7 @@ from inference.request.context import RequestContext, RequestRecord, log_rejecte
 from inference.request.job import Usage
 from inference.schemas.chat import ChatRequest
 from inference.serving.respond import parse
+from inference.web.json_body import MAX_JSON_DEPTH
 from inference.web.session_consumer import SessionConsumer
 from tenants.authentication import Caller, caller_for_user
 from tenants.websockets import SessionExpired, user_of_session
@@ -233,10 +232,10 @@ class PlaygroundConsumer(SessionConsumer):
     """
 
     max_frame_chars = 1 << 20
+    max_depth = MAX_JSON_DEPTH
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.max_depth = settings.QUIRE.max_json_depth
         self._answers: dict[str, PlaygroundAnswer | ToolCall] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._checked_at = 0.0

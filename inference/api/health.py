@@ -133,9 +133,13 @@ def _model_health(replicas: list[Replica]) -> dict[str, Any]:
     }
 
 
+#: Time without progress after which a replica isn't healthy: several of the longest steps.
+MAX_STALL_S = 20.0
+
+
 def _is_progressing(replica: Replica) -> bool:
     beat = replica.heartbeat
-    return beat.at - beat.progress_at <= settings.QUIRE.health_grace_s
+    return beat.at - beat.progress_at <= MAX_STALL_S
 
 
 def _unhealthy_reason(replicas: list[Replica]) -> str:

@@ -26,6 +26,8 @@ from tenants.authentication import Caller, authenticate, cached_tenant
 
 #: An upload up to this size stays in memory.
 SPOOL_BYTES = 1 << 20
+#: Time that the body of a file may take to arrive: 200 MiB at 1 Mbit/s.
+UPLOAD_TIMEOUT_S = 1800.0
 #: Maximum bytes of a body that are read before its sender is authenticated. Otherwise a hundred
 #: strangers who send 10 MB each would fill a gigabyte.
 ANONYMOUS_MAX_BYTES = 16 << 10
@@ -90,7 +92,7 @@ async def read_upload(scope: Scope, receive: Receive) -> IO[bytes]:
 
     Its actual length replaces the length in the headers of `scope`.
 
-    Raises: what `read_body` raises, within `max_file_bytes` and `upload_timeout_s`; what
+    Raises: what `read_body` raises, within `max_file_bytes` and `UPLOAD_TIMEOUT_S`; what
     `authenticate` raises, before anything is read.
     """
     quire = settings.QUIRE
@@ -100,7 +102,7 @@ async def read_upload(scope: Scope, receive: Receive) -> IO[bytes]:
     check_content_length(scope, limit)
     file: IO[bytes] = tempfile.SpooledTemporaryFile(SPOOL_BYTES)  # noqa: SIM115 - the caller closes
     try:
-        async with _read_timeout(quire.upload_timeout_s):
+        async with _read_timeout(UPLOAD_TIMEOUT_S):
             async for part in _parts(receive, limit):
                 file.write(part)
     except BaseException:
@@ -222,7 +224,7 @@ class _LimitedBody:
         self._limit = (
             quire_settings.max_file_bytes + SPOOL_BYTES if file else quire_settings.max_body_bytes
         )
-        self._seconds = quire_settings.upload_timeout_s if file else quire_settings.body_timeout_s
+        self._seconds = UPLOAD_TIMEOUT_S if file else quire_settings.body_timeout_s
         self._until = asyncio.get_running_loop().time() + self._seconds
         self._size, self._is_complete, self._size_announced = 0, False, False
         self.refusal: QuireError | None = None

@@ -153,10 +153,14 @@ class RenderPool:
             ) from None
 
 
+#: Threads that render long prompts: while a large one runs, another tenant's has the second.
+RENDER_THREADS = 2
+
+
 @lru_cache(maxsize=1)
 def get_render_pool() -> RenderPool:
     """This process's pool."""
-    return RenderPool(settings.QUIRE.render_threads)
+    return RenderPool(RENDER_THREADS)
 
 
 #: A few threads only for reports, searches and lists, shared fairly between tenants.

@@ -14,6 +14,8 @@ from inference.schemas.base import UNSUPPORTED, RejectedRequest
 from inference.schemas.sampling import SamplingFields
 
 DEFAULT_MAX_TOKENS = 16
+#: Maximum number of prompts times `n` in one request.
+MAX_CHOICES = 2048
 #: Fields of chats that completions don't support.
 CHAT_ONLY_FIELDS = (
     "chat_template",
@@ -77,10 +79,9 @@ class CompletionRequest(SamplingFields):
             raise InvalidRequest("best_of over n can't be streamed.", param="best_of")
         name = "best_of" if (self.best_of or 1) > (self.n or 1) else "n"
         choices = (len(self._embeds) + len(self._prompts)) * (getattr(self, name) or 1)
-        limit = settings.QUIRE.max_choices
-        if choices > limit:
+        if choices > MAX_CHOICES:
             raise InvalidRequest(
-                f"A request may ask for at most {limit} outputs, over all its prompts.",
+                f"A request may ask for at most {MAX_CHOICES} outputs, over all its prompts.",
                 param=name,
             )
 

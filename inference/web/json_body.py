@@ -139,7 +139,7 @@ def _nodes(field: str, value: Any, max_nodes: int) -> int:
             max_items = MAX_ITEMS.get(name, MAX_VALUES)
             if len(parent) > max_items:
                 raise InvalidRequest(
-                    f"'{name}' may hold at max_nodes {max_items} entries, got {len(parent)}.",
+                    f"'{name}' may hold at most {max_items} entries, got {len(parent)}.",
                     param=field[:100],
                     code="too_many_values",
                 )
@@ -158,7 +158,11 @@ _BOM = b"\xef\xbb\xbf"
 _SURROGATE_ESCAPE = re.compile(rb"\\u[dD][89a-fA-F]")
 
 
-def parse_object(body: bytes, max_depth: int) -> dict[str, Any]:
+#: Maximum nesting of arrays and objects in a body.
+MAX_JSON_DEPTH = 64
+
+
+def parse_object(body: bytes, max_depth: int = MAX_JSON_DEPTH) -> dict[str, Any]:
     """The JSON object in a request body.
 
     Lone surrogates, which UTF-8 can't encode, become U+FFFD.

@@ -296,10 +296,9 @@ class GatewayView(APIView):
         if self.streams_request_body:
             return
         body = request.body if request.content_type == "application/json" else b""
-        quire = settings.QUIRE
-        if LARGE_BYTES < len(body) <= quire.max_body_bytes:
+        if LARGE_BYTES < len(body) <= settings.QUIRE.max_body_bytes:
             request.ctx = replace(request.ctx, is_large=True)
-            request.parsed = await request.ctx.offload(parse_object, body, quire.max_json_depth)
+            request.parsed = await request.ctx.offload(parse_object, body)
 
     def read_json(self, request: GatewayRequest) -> dict[str, Any]:
         """The body as a JSON object. Raises 413, 415 and 400 errors.
@@ -309,15 +308,12 @@ class GatewayView(APIView):
         """
         check_content_type(request.content_type or "")
         check_content_encoding(request.META.get("HTTP_CONTENT_ENCODING"))
-        quire = settings.QUIRE
-        body = request.body
-        if len(body) > quire.max_body_bytes:
-            raise PayloadTooLarge(
-                f"The request body is over the limit of {quire.max_body_bytes} bytes."
-            )
+        body, max_bytes = request.body, settings.QUIRE.max_body_bytes
+        if len(body) > max_bytes:
+            raise PayloadTooLarge(f"The request body is over the limit of {max_bytes} bytes.")
         parsed: dict[str, Any] | None = getattr(request, "parsed", None)
         if parsed is None:
-            parsed = parse_object(body, quire.max_json_depth)
+            parsed = parse_object(body)
         if (record := request.ctx.record) is not None:
             model = parsed.get("model")
             record.model = model[:200] if isinstance(model, str) else ""

@@ -396,26 +396,14 @@ class QuireSettings(BaseSettings):
     sweep_seconds: float = _internal(
         10.0, gt=0, description="Interval of the check for abandoned jobs, in seconds."
     )
-    upload_timeout_s: float = _internal(
-        1800.0, gt=0, description="Time that the body of a file may take to arrive."
-    )
     body_timeout_s: float = _internal(
         60.0, gt=0, description="Time that any other body may take to arrive."
-    )
-    max_json_depth: int = _internal(
-        64, ge=1, description="Maximum nesting of arrays and objects in a body."
-    )
-    batch_priority: int = _internal(
-        100, description="Lowest priority number of a batch's requests; larger runs later."
     )
     max_batch_requests: int = _internal(
         50_000, ge=1, description="Maximum number of lines in a batch's file."
     )
     max_prompts: int = _internal(
         2048, ge=1, description="Maximum number of prompts in one request."
-    )
-    max_choices: int = _internal(
-        2048, ge=1, description="Maximum number of prompts times `n` in one request."
     )
     max_pooling_tokens: int = _internal(
         300_000,
@@ -446,9 +434,6 @@ class QuireSettings(BaseSettings):
     render_timeout_s: float = _internal(
         20.0, gt=0, description="Time for one prompt's template and tokenization."
     )
-    render_threads: int = _internal(
-        2, ge=1, description="Number of threads that render long prompts."
-    )
     inline_render_chars: int = _internal(
         4096, ge=0, description="Maximum length of prompts that are rendered on the event loop."
     )
@@ -466,14 +451,6 @@ class QuireSettings(BaseSettings):
     )
     local_replica_id: str = _internal(
         "", description="Replica in this gateway's pod, by `gateway --replica-id`; it comes first."
-    )
-    gc_threshold: int = _internal(
-        1_000,
-        ge=0,
-        description="Allocations between collections of the youngest generation; 0: Python's.",
-    )
-    health_grace_s: float = _internal(
-        20.0, gt=0, description="Time without progress after which a replica isn't healthy."
     )
 
     @classmethod

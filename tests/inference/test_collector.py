@@ -29,21 +29,16 @@ def thresholds() -> Iterator[None]:
 
 
 def test_it_looks_at_new_objects_often_and_at_older_ones_seldom() -> None:
-    collector.set_gc_thresholds(1234)
-    assert gc.get_threshold()[:2] == (1234, collector.GEN1_THRESHOLD)
+    collector.set_gc_thresholds()
+    assert gc.get_threshold()[:2] == (collector.GEN0_THRESHOLD, collector.GEN1_THRESHOLD)
     assert gc.get_freeze_count() > 1000
-
-
-def test_0_leaves_it_as_python_has_it() -> None:
-    initial_threshold = gc.get_threshold()
-    collector.set_gc_thresholds(0)
-    assert gc.get_threshold() == initial_threshold
 
 
 async def test_older_garbage_goes_once_nobody_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(collector, "IDLE_CHECK_INTERVAL_S", 0.001)
     monkeypatch.setattr(collector, "IDLE_S", 0.001)
-    collector.set_gc_thresholds(1_000_000)
+    monkeypatch.setattr(collector, "GEN0_THRESHOLD", 1_000_000)
+    collector.set_gc_thresholds()
     idle = False
     probes = 0
 

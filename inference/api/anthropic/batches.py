@@ -131,7 +131,7 @@ def _find_object_end(data: Bytes, start: int, number: int) -> int:
 
 
 def _request(text: bytes, number: int) -> BatchItem:
-    parsed = parse_object(text, settings.QUIRE.max_json_depth)
+    parsed = parse_object(text)
     try:
         return BatchItem.model_validate(parsed)
     except ValidationError as error:
@@ -142,9 +142,8 @@ def _request(text: bytes, number: int) -> BatchItem:
 
 def _refusal(data: Bytes) -> InvalidRequest:
     """Why this body is not a batch. Raises a more specific error if there is one."""
-    quire = settings.QUIRE
     if len(data) <= SMALL_BYTES:
-        BatchOfMessages.model_validate(parse_object(bytes(data), quire.max_json_depth))
+        BatchOfMessages.model_validate(parse_object(bytes(data)))
     return _invalid_json()
 
 

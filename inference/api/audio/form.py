@@ -119,7 +119,7 @@ def read_audio_form(request: HttpRequest, *, translates: bool) -> AudioForm:
     Raises `UnsupportedMediaType`, `PayloadTooLarge`, `UnsupportedField`, `InvalidRequest`.
     """
     if request.content_type == "application/json":
-        return _read_json(parse_object(request.body, settings.QUIRE.max_json_depth), translates)
+        return _read_json(parse_object(request.body), translates)
     if request.content_type != "multipart/form-data":
         raise UnsupportedMediaType(
             "Sound is uploaded as multipart/form-data, or named by file_url or file_id in JSON."

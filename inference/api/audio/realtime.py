@@ -15,7 +15,6 @@ from urllib.parse import parse_qs
 
 import msgspec
 from channels.generic.websocket import AsyncWebsocketConsumer
-from django.conf import settings
 
 from common.draining import keep_open_while
 from common.log_context import bind_request
@@ -197,9 +196,7 @@ class RealtimeConsumer(AsyncWebsocketConsumer):
         event: dict[str, Any] = {}
         try:
             body = text_data.encode("utf-8", "surrogatepass")
-            event = await get_render_pool().run(
-                self._caller.tenant, len(body), parse_object, body, settings.QUIRE.max_json_depth
-            )
+            event = await get_render_pool().run(self._caller.tenant, len(body), parse_object, body)
             await self._handle(event)
         except Exception as error:
             report(error, self._id)

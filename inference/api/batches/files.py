@@ -189,10 +189,10 @@ def _check(raw: bytes, endpoint: str, seen: set[str]) -> str:
 
 def parse_line(raw: bytes) -> dict[str, Any]:
     """Parse a line as strictly as a request's body. Raises `InvalidRequest`."""
-    quire = settings.QUIRE
-    if len(raw) > quire.max_body_bytes:
-        raise InvalidRequest(f"The line is longer than the limit of {quire.max_body_bytes} bytes.")
-    return parse_object(raw.strip(), quire.max_json_depth)
+    max_bytes = settings.QUIRE.max_body_bytes
+    if len(raw) > max_bytes:
+        raise InvalidRequest(f"The line is longer than the limit of {max_bytes} bytes.")
+    return parse_object(raw.strip())
 
 
 def read_body(file: IO[bytes], line: BatchLine) -> dict[str, Any]:

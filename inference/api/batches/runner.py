@@ -88,6 +88,8 @@ class BatchCounts:
 
 
 PROGRESS_EVERY_S = 1.0
+#: Lowest priority number of a batch's requests: larger runs later, and interactive ones have 0.
+MIN_PRIORITY = 100
 #: Seconds between two saves to an object storage: if a worker's machine is lost, requests whose
 #: results came later run again.
 SAVE_EVERY_S = 10.0
@@ -285,7 +287,7 @@ class BatchRun:
     async def _work(self, todo: Iterator[BatchLine]) -> None:
         for line in todo:
             body = await asyncio.to_thread(read_body, self._source, line)
-            body["priority"] = max(settings.QUIRE.batch_priority, _number(body.get("priority")))
+            body["priority"] = max(MIN_PRIORITY, _number(body.get("priority")))
             await self._keep(line, await self._send(body))
 
     async def _send(self, body: dict[str, Any]) -> DispatchResult:

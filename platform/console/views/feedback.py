@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from django.conf import settings
 from django.http.response import HttpResponseBase
 
 from common.files import download
@@ -22,7 +21,7 @@ from tenants.sessions import UserRequest
 def feedback(request: UserRequest, name: str) -> dict[str, Any]:
     """Set the user's feedback on a request: {"good": true, false or null, "comment"}."""
     entry = access_request_entry(request.user, name)
-    body = parse_object(request.body, settings.QUIRE.max_json_depth)
+    body = parse_object(request.body)
     if unknown := body.keys() - {"good", "comment"}:
         raise InvalidRequest(f"{min(unknown)} is not a field.", param=min(unknown))
     good, comment = body.get("good"), body.get("comment", "")

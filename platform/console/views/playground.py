@@ -195,7 +195,7 @@ def to_json(row: SavedConversation, user: User) -> dict[str, Any]:
 
 def _body(request: UserRequest, *names: str) -> dict[str, Any]:
     """The named fields of the body, all required; without names the whole body."""
-    body = parse_object(request.body, settings.QUIRE.max_json_depth)
+    body = parse_object(request.body)
     for name in names:
         if name not in body:
             raise InvalidRequest(f"{name} is missing.", param=name)
