@@ -105,6 +105,7 @@ async def run_lifespan(application: Any) -> Callable[[], Awaitable[None]]:
 async def main(model: str, key: str) -> None:
     """Print the files, and how many they are."""
     recorder = FileRecorder()
+    sys.path.insert(0, f"{ROOT}platform")
     from config.asgi import application
 
     stop = await run_lifespan(application)

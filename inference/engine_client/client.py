@@ -285,7 +285,9 @@ class EngineClient:
         if replica is None:
             return False
         self._flights.pop(flight.engine_id, None)
-        prefill = self._prefill_planner.choose(flight, replicas, replica, slack)
+        prefill = None
+        if replica.heartbeat.kv_handover is not None:
+            prefill = self._prefill_planner.choose(flight, replicas, replica, slack)
         peers = {peer.kv_address for peer in of_model}
         if prefill is not None:
             message = flight.assign_prefill(prefill.heartbeat, prefill.kv_address, peers)
