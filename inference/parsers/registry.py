@@ -10,13 +10,6 @@ from inference.parsers import reasoning_families as control
 from inference.parsers import reasoning_families as tags
 from inference.parsers.gemma_tools import FunctionGemmaParser, Gemma4Parser
 from inference.parsers.harmony import HarmonyParser, HarmonyToolParser
-from inference.parsers.invoke_tools import (
-    DeepSeekV4Parser,
-    DeepSeekV32Parser,
-    DeepSeekV41Parser,
-    MiniMaxM2Parser,
-    Step3Parser,
-)
 from inference.parsers.json_tools import (
     Ernie45Parser,
     GigaChat3Parser,
@@ -50,14 +43,19 @@ from inference.parsers.section_tools import (
     KimiK2Parser,
     Plamo3Parser,
 )
-from inference.parsers.tagged_tools import (
+from inference.parsers.tagged_families import (
+    DeepSeekV4Parser,
+    DeepSeekV32Parser,
+    DeepSeekV41Parser,
     Glm45Parser,
     Glm47Parser,
     HyV3Parser,
     K2HorizonParser,
     MimoParser,
+    MiniMaxM2Parser,
     QwenCoderParser,
     SeedOssParser,
+    Step3Parser,
 )
 from inference.parsers.tool_parser import ToolCallParser
 
