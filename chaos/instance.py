@@ -29,7 +29,7 @@ from chaos.disk import Disk
 from chaos.ending import MARK, end_all, to_its_end
 from chaos.kinds import ADAPTER, OTHER_ADAPTER, POOLING_MODEL
 from chaos.relay import Relay
-from common.settings import INTERNAL
+from common.settings_environment import INTERNAL
 from config.connections import socket_path, socket_url
 from engine.contract import messages as protocol
 from engine.contract import redis_keys

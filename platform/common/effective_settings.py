@@ -16,15 +16,8 @@ from pydantic import SecretStr
 
 from common.redaction import without_credentials
 from common.setting_types import TenantQuotas
-from common.settings import (
-    WITHOUT_VARIABLE,
-    QuireSettings,
-    group_of,
-    internal_fields,
-    is_secret,
-    variable_of,
-    variables_from_flags,
-)
+from common.settings import WITHOUT_VARIABLE, QuireSettings, group_of, is_secret, variable_of
+from common.settings_environment import internal_fields, variables_from_flags
 
 MAX_VALUE_CHARS = 500
 

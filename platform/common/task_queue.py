@@ -15,7 +15,7 @@ from kombu.exceptions import OperationalError
 from redis.exceptions import RedisError
 
 from common.errors import ServiceUnavailable
-from common.settings import PROGRAM
+from common.installation import PROGRAM
 from engine.system import redis_client
 
 #: Errors of a broker that is down.

@@ -4,7 +4,7 @@ from django.apps import AppConfig
 from django.contrib.admin import apps as admin_apps
 from django.core import checks
 
-from common.settings import check_variables
+from common.settings_environment import check_variables
 
 
 class ConfigConfig(AppConfig):

@@ -10,7 +10,7 @@ from accounts.mail import mail_settings
 from accounts.settings import identity_settings
 from common.files import make_private, secret_key
 from common.installation import BASE_DIR
-from common.settings import load_settings
+from common.settings_environment import load_settings
 from config import queues
 from config.connections import celery_url, channel_host, database, socket_url
 from config.logging import build_logging

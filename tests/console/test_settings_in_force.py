@@ -13,7 +13,8 @@ import pytest
 
 from common.effective_settings import in_force
 from common.redaction import without_credentials
-from common.settings import QuireSettings, is_secret, variable_of, variables
+from common.settings import QuireSettings, is_secret, variable_of
+from common.settings_environment import variables
 from tests.console.conftest import Login
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from common.settings import variables
+from common.settings_environment import variables
 
 ROOT = Path(__file__).resolve().parents[2]
 NAME = re.compile(r"\b(QUIRE_[A-Z0-9_]+|DATABASE_URL|REDIS_URL)\b")

@@ -18,7 +18,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from common.settings import INTERNAL
+from common.settings_environment import INTERNAL
 from tests.platform.test_processes import gone
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from catalog.cli import NAMED
-from common.settings import NO_SETTINGS, variables
+from common.settings_environment import NO_SETTINGS, variables
 from config.management.commands.serve import Command
 from config.management.commands.up import num_local_replicas
 from engine.contract.vllm_variables import VARIABLES, Variable

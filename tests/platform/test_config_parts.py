@@ -16,7 +16,7 @@ from pydantic import ValidationError
 from common.files import make_private, secret_key, write_private
 from common.log_context import bind_request, bound_request, detached, request_fields
 from common.setting_types import TenantQuotas
-from common.settings import INTERNAL, load_settings, variables
+from common.settings_environment import INTERNAL, load_settings, variables
 from config.connections import MAX_SOCKET_PATH, celery_url, database, socket_path, socket_url
 from config.logging import (
     MAX_CHARS,

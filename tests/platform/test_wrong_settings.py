@@ -16,7 +16,7 @@ from django.db import OperationalError
 
 from common.commands import raise_database_error
 from common.files import make_private
-from common.settings import check_variables, load_settings, unknown_variables
+from common.settings_environment import check_variables, load_settings, unknown_variables
 from config.logging import SettingNameFilter
 from tests.platform.instance import ROOT, environment
 

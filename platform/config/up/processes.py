@@ -31,7 +31,7 @@ from catalog.processes import ManagedProcess, kill_when_stopped, spawn
 from catalog.slot import backoff, describe_exit
 from common.draining import DRAIN_SIGNAL, SETTLE_S
 from common.installation import APPS_DIR
-from common.settings import record_flags
+from common.settings_environment import record_flags
 
 logger = logging.getLogger(__name__)
 

@@ -14,7 +14,7 @@ from django.core.management.base import CommandError
 from django.utils.module_loading import import_string
 
 from common.setting_types import ROOT_PATH
-from common.settings import record_flags, set_internal_fields
+from common.settings_environment import record_flags, set_internal_fields
 from config.up.first_run import parse_lora_modules
 from engine.contract.errors import ConfigError, InvalidRequest
 from engine.contract.observability import check_endpoint

@@ -11,7 +11,7 @@ from django.core.management.base import CommandError, CommandParser
 from catalog.supervisor import TICK_S
 from common.commands import QuireCommand
 from common.installation import PROGRAM
-from common.settings import set_internal_fields, unknown_variables
+from common.settings_environment import set_internal_fields, unknown_variables
 from config.embedded_redis import StartFailed, check_redis
 from config.up.first_run import ensure_given_keys, keys_from_environment
 from config.up.processes import Gateways, listen, url_of, use_tls

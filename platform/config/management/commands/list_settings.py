@@ -4,7 +4,7 @@ from django.core.management.base import CommandParser
 
 from common.commands import QuireCommand
 from common.effective_settings import in_force
-from common.settings import unknown_variables
+from common.settings_environment import unknown_variables
 
 
 class Command(QuireCommand):

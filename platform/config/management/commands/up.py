@@ -16,7 +16,8 @@ from catalog.cli import NAMED, parse_engine_settings
 from catalog.supervisor import Supervisor
 from common.commands import QuireCommand
 from common.files import INSTANCE_FILE, make_private
-from common.settings import PROGRAM, set_internal_fields, unknown_variables
+from common.installation import PROGRAM
+from common.settings_environment import set_internal_fields, unknown_variables
 from config.embedded_redis import EmbeddedRedisError, StartFailed
 from config.single_user import ensure_metrics_token, has_single_user, is_loopback
 from config.up.banner import banner, ready_lines, write_ready_file

@@ -21,7 +21,7 @@ from django.db.models import Field
 
 from catalog.heartbeats import read_heartbeats, registered_replicas
 from common.commands import QuireCommand, as_sentence
-from common.settings import unknown_variables
+from common.settings_environment import unknown_variables
 from engine.contract.message_version import MESSAGE_VERSION, is_compatible
 from engine.system.redis_client import sync_client
 
