@@ -98,12 +98,15 @@ from engine.contract.engine_config import EngineConfig
 from engine.contract.errors import ModelLoadError
 from engine.model_loader.loader import resolve_folder
 from engine.text.tokenizer_folder import tokenizer_folder
-model, tokenizer, revision = sys.argv[1:4]
-config = EngineConfig(model=model, tokenizer=tokenizer or None, tokenizer_revision=revision or None)
-try:
-    print(*sorted(file.name for file in tokenizer_folder(config, Path(model)).iterdir()))
-except ModelLoadError as error:
-    print("refused:", error.param, error.message)
+for question in sys.argv[1:]:
+    model, tokenizer, revision = question.split("|")
+    config = EngineConfig(
+        model=model, tokenizer=tokenizer or None, tokenizer_revision=revision or None
+    )
+    try:
+        print(*sorted(file.name for file in tokenizer_folder(config, Path(model)).iterdir()))
+    except ModelLoadError as error:
+        print("refused:", error.param, *error.message.split())
 """
 
 
@@ -113,24 +116,28 @@ def test_a_tokenizer_comes_from_the_hub_without_the_weights_beside_it(
 ) -> None:
     model = model_folder("llama")
 
-    def ask(model: str, tokenizer: str, revision: str = "") -> str:
+    def ask(*questions: str) -> list[str]:
+        """Answers to `model|tokenizer|revision`, from one process."""
         done = subprocess.run(
-            [sys.executable, "-c", TOKENIZER, model, tokenizer, revision],
+            [sys.executable, "-c", TOKENIZER, *questions],
             env={**os.environ, "HF_ENDPOINT": hub.url, "HF_HUB_CACHE": str(tmp_path)},
             capture_output=True,
             text=True,
             timeout=120,
         )
         assert not done.returncode, done.stderr[-2000:]
-        return done.stdout
+        return done.stdout.splitlines()
 
     with Hub("someone/tiny", model) as hub:
-        names = ask(str(model), "someone/tiny").split()
-        assert "tokenizer.json" in names
-        assert not any(name.endswith(".safetensors") for name in names)
-        assert "tokenizer.json" in ask("someone/tiny", "", "main").split()
-        assert ask(str(model), "someone/else").startswith("refused: tokenizer The tokenizer someon")
-        assert "refused: tokenizer_revision" in ask(str(model), str(model), "main")
+        (first,) = ask(f"{model}|someone/tiny|")
+        pinned, absent, unpinned = ask(
+            "someone/tiny||main", f"{model}|someone/else|", f"{model}|{model}|main"
+        )
+    assert "tokenizer.json" in first.split()
+    assert not any(name.endswith(".safetensors") for name in first.split())
+    assert "tokenizer.json" in pinned.split()
+    assert absent.startswith("refused: tokenizer The tokenizer someon")
+    assert "refused: tokenizer_revision" in unpinned
 
 
 def test_a_path_that_is_no_folder_is_no_id_of_the_hub_either() -> None:

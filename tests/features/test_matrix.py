@@ -9,9 +9,15 @@ from tests.features.lab import Lab
 from tests.features.matrix import PAIRS, Outcome, outcome
 
 STATED = page.stated(page.PATH.read_text(encoding="utf-8"))
-#: Processes that load Whisper: `tests/engine/ranks/test_media.py` has them, too.
-SLOW = {("ranks", "speech")}
-PARAMS = [pytest.param(*pair, marks=[pytest.mark.slow] if pair in SLOW else []) for pair in PAIRS]
+#: Ranks are processes, which start with each pair; `tests/engine/ranks` has these pairs, too.
+SLOW_WITH_RANKS = {"adapters", "grammar", "pictures", "pooling", "sleep", "speech", "tier"}
+
+
+def _marks(pair: tuple[str, str]) -> list[pytest.MarkDecorator]:
+    return [pytest.mark.slow] if "ranks" in pair and SLOW_WITH_RANKS & set(pair) else []
+
+
+PARAMS = [pytest.param(*pair, marks=_marks(pair)) for pair in PAIRS]
 
 
 @pytest.mark.parametrize(("first", "second"), PARAMS)
