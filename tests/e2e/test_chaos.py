@@ -29,9 +29,12 @@ from tests.e2e.product import ROOT, clean_environment
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(600)]
 
 KILLS, TOKENS = 2, 80
-#: One of each kind of process, and what they share. The others have tests of their own, and new
-#: settings come under streams with drafts.
-HARM = ("gateway frozen", "worker killed", "Redis killed", "disk full")
+#: Workers and Redis are killed in test_worker.py and test_last_cent.py, too. The others have tests
+#: of their own, and new settings come under streams with drafts.
+HARM = [
+    ("gateway frozen", "disk full"),
+    pytest.param(("worker killed", "Redis killed"), marks=pytest.mark.slow),
+]
 #: Between two requests of a client: what is harmed needs the processor more.
 REST_S = 2.0
 ENVIRONMENT = instance.environment
@@ -207,14 +210,15 @@ async def test_an_adapter_that_is_exchanged_under_kills_never_answers_with_the_o
     await until(billed, 60, "the ledger has other digests", harmed.instance.log)
 
 
+@pytest.mark.parametrize("harm", HARM, ids=["frozen-full", "killed"])
 async def test_faults_of_every_process_hurt_nobody(
-    harmed: Harmed, monkeypatch: pytest.MonkeyPatch
+    harmed: Harmed, monkeypatch: pytest.MonkeyPatch, harm: tuple[str, ...]
 ) -> None:
     """Requests of every kind meanwhile."""
 
     def plan(seed: int, names: list[str]) -> Iterator[faults.Planned]:
         rng = random.Random(seed)
-        for name in HARM:
+        for name in harm:
             if name in names:
                 yield faults.Planned(name, rng.uniform(0.5, 1.5), random.Random(seed))
 
@@ -223,10 +227,10 @@ async def test_faults_of_every_process_hurt_nobody(
     monkeypatch.setattr(run, "VARIANTS", 1)
     monkeypatch.setattr(Faults, "max_tokens", 40)
     await harmed.wait_until_healthy()
-    outcome = await Faults(10, 1, print, None, HARM).run_on(harmed.instance, harmed.client)
+    outcome = await Faults(10, 1, print, None, harm).run_on(harmed.instance, harmed.client)
     assert passed(outcome), summary(outcome)
     done = {window.fault for window in outcome.windows} | set(outcome.skipped)
-    assert done == set(HARM)
+    assert done == set(harm)
     assert "0 lost, 0 doubled, 0 changed." in summary(outcome)
     assert "Difference: 0." in summary(outcome)
 
