@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 import redis
+from redis.backoff import NoBackoff
+from redis.retry import Retry
 
 from catalog.models import ReplicaState
 from catalog.replica_log import MAX_LINE_CHARS, MAX_LINES, LogLine, ReplicaLog, read_log
@@ -91,7 +93,7 @@ def test_many_lines_keep_the_newest_and_a_bar_its_last_word(client: Any) -> None
 
 
 def test_without_redis_the_lines_wait() -> None:
-    away: Any = redis.Redis(port=1, socket_connect_timeout=0.1)
+    away: Any = redis.Redis(port=1, retry=Retry(NoBackoff(), 0))  # refused at once
     log = ReplicaLog(away, PREFIX, "r")
     for number in range(MAX_LINES + 10):
         log.add(str(number))
