@@ -155,7 +155,11 @@ CELERY_BROKER_URL = celery_url(REDIS_URL)
 CELERY_TASK_SERIALIZER = CELERY_RESULT_SERIALIZER = "json"  # never pickle
 CELERY_ACCEPT_CONTENT = ["json"]
 CELERY_BROKER_CONNECTION_RETRY_ON_STARTUP = True
-CELERY_BROKER_TRANSPORT_OPTIONS = {"global_keyprefix": f"{QUIRE.key_prefix}:celery:"}
+CELERY_BROKER_TRANSPORT_OPTIONS = {
+    "global_keyprefix": f"{QUIRE.key_prefix}:celery:",
+    # Who sends a task waits for no broker that is away: workers find the work in the database.
+    "max_retries": 0,
+}
 # READONLY, MISCONF and OOM are temporary errors: without this they would end a worker.
 CELERY_BROKER_CHANNEL_ERROR_RETRY = True
 CELERY_WORKER_CONSUMER = "config.celery:WaitForRedisConsumer"

@@ -16,8 +16,10 @@ from pathlib import Path
 
 import openai
 import pytest
+from celery import Celery
 from django.core.management import call_command
 from django.core.management.base import CommandError
+from kombu.exceptions import OperationalError
 from prometheus_client.parser import text_string_to_metric_families
 
 from config import queues
@@ -365,6 +367,16 @@ def test_of_two_workers_one_schedules_and_the_other_takes_over_when_it_is_killed
                 assert {sender.partition("@")[0] for sender, _ in lines()} == {f"gen{first.pid}"}
                 first.kill()
                 wait_until(lambda: f"gen{second.pid}" in lines()[-1][0])
+
+
+def test_a_broker_that_is_away_is_asked_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    away = Celery(broker="redis://127.0.0.1:1", set_as_current=False)
+    away.conf.broker_transport_options = app.conf.broker_transport_options
+    pauses: list[float] = []
+    monkeypatch.setattr("kombu.utils.functional.sleep", pauses.append)
+    with pytest.raises(OperationalError):
+        away.send_task("metering.alerts", retry=False)
+    assert pauses == []
 
 
 def test_each_task_has_a_queue_and_what_may_hang_has_limits() -> None:
