@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
+
+if TYPE_CHECKING:
+    from kernels.ranks import RankGroup
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +71,9 @@ class AttentionArgs:
         visible_ends: int32 [T], the position after the last token that each query attends to: at
         least the one after its own, within the sequence and not descending; None for its own.
         round_inputs: allow rounding queries and attention weights to bfloat16 where it is faster.
+        ranks: a group of ranks that all have these queries, and in their caches each some tokens of
+            a block: rank r the r-th `block_size` of them; None if all are in this one's caches.
+            `block_size` must then be a multiple of 128.
     """
 
     q: Tensor
@@ -87,6 +94,7 @@ class AttentionArgs:
     sparse: BlockSparse | None = None
     visible_ends: Tensor | None = None
     round_inputs: bool = False
+    ranks: RankGroup | None = None
 
     def new_out(self) -> Tensor:
         """Return a tensor for the results."""
@@ -116,7 +124,7 @@ class MlaArgs:
         scales: float32 [num_blocks, 1, block_size] for an int8 cache; for fp8 caches float32 [1],
         or None for 1; else None.
         out: the results' tensor, contiguous [T, Hq, latent] of q's dtype; None for a new one.
-        block_tables, seq_lens, query_start_loc, scale, round_inputs: as in `AttentionArgs`.
+        block_tables, seq_lens, query_start_loc, scale, round_inputs, ranks: as in `AttentionArgs`.
     """
 
     q: Tensor
@@ -129,6 +137,7 @@ class MlaArgs:
     scales: Tensor | None = None
     out: Tensor | None = None
     round_inputs: bool = False
+    ranks: RankGroup | None = None
 
     def new_out(self) -> Tensor:
         """Return a tensor for the results."""
@@ -148,4 +157,5 @@ class MlaArgs:
             key_scales=self.scales,
             value_scales=self.scales,
             round_inputs=self.round_inputs,
+            ranks=self.ranks,
         )

@@ -52,6 +52,9 @@ from engine.contract.vllm_variables import settings_from_variables
 
 DEFAULT_NUM_SEQS = 256
 MAX_RANKS = 64
+#: Tokens of a KV block that all kernels take. CPUs attend to tiles of as many, of which ranks have
+#: whole ones.
+_MAX_BLOCK_SIZE = 128
 #: Decoding each costs time before its tokens can be counted, so this limit applies to any context.
 MAX_MEDIA_PER_PROMPT = {"image": 64, "video": 8, "audio": 16}
 DTYPES = ("auto", "half", "float16", "bfloat16", "float", "float32")
@@ -165,7 +168,11 @@ class EngineConfig:
     max_model_len: int | None = cli_field(
         None, "context length; default, auto or -1: the model's", low=1, auto=True
     )
-    block_size: int = cli_field(16, "tokens in a KV block", choices=(4, 8, 16, 32, 64, 128))
+    block_size: int = cli_field(
+        16,
+        "tokens in a KV block; with decode_context_parallel_size 128 or more for each rank",
+        choices=tuple(2**exponent for exponent in range(2, 14)),
+    )
     enable_prefix_caching: bool = cli_field(True, "reuse the KV blocks of shared prefixes")
     disable_hybrid_kv_cache_manager: bool = cli_field(
         False, "keep the KV blocks of sliding-window layers for the whole context"
@@ -368,6 +375,14 @@ class EngineConfig:
         low=1,
         high=64,
     )
+    decode_context_parallel_size: int = cli_field(
+        1,
+        "above 1: each rank of tensor_parallel_size has all heads' keys and values of some tokens, "
+        "so that none has a copy; tensor_parallel_size is a multiple of it",
+        short="-dcp",
+        low=1,
+        high=64,
+    )
     enable_expert_parallel: bool = cli_field(
         False,
         "ranks of tensor_parallel_size, or else a machine's replicas, have some experts each, "
@@ -548,6 +563,7 @@ class EngineConfig:
                 "enable_eplb needs enable_expert_parallel and a tensor_parallel_size above 1.",
                 param="enable_eplb",
             )
+        self._check_context_parallel()
         self._check_data_parallel()
         self._check_nodes()
         check_media_limits(self)
@@ -559,6 +575,30 @@ class EngineConfig:
                     f"max_model_len ({limit}) when chunked prefill is off.",
                     param="max_num_batched_tokens",
                 )
+
+    def _check_context_parallel(self) -> None:
+        if not self.deals_tokens:
+            if self.block_size > _MAX_BLOCK_SIZE:
+                raise ConfigError(
+                    f"block_size must be at most {_MAX_BLOCK_SIZE} without "
+                    f"decode_context_parallel_size; got {self.block_size}.",
+                    param="block_size",
+                )
+            return
+        ranks, size = self.tensor_parallel_size, self.decode_context_parallel_size
+        if ranks % size or ranks & (ranks - 1):
+            raise ConfigError(
+                f"tensor_parallel_size must be a power of two and a multiple of "
+                f"decode_context_parallel_size ({size}); got {ranks}.",
+                param="decode_context_parallel_size",
+            )
+        if self.calculate_kv_scales:
+            raise ConfigError(
+                "calculate_kv_scales can't be used with decode_context_parallel_size: each rank "
+                "has some tokens. Use quantization_param_path.",
+                param="calculate_kv_scales",
+            )
+        self.block_size = max(self.block_size, _MAX_BLOCK_SIZE * ranks)
 
     def _check_data_parallel(self) -> None:
         if self.data_parallel_size == 1:
@@ -597,6 +637,11 @@ class EngineConfig:
                 f"node_rank must be below nnodes ({self.nnodes}); got {self.node_rank}.",
                 param="node_rank",
             )
+
+    @property
+    def deals_tokens(self) -> bool:
+        """Whether each rank has some tokens of a KV block, instead of some heads of all."""
+        return self.decode_context_parallel_size > 1
 
     @property
     def ranks_per_node(self) -> int:

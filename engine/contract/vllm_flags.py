@@ -231,8 +231,12 @@ NEWER: tuple[VllmFlag, ...] = (
     ),
     *ignored("all2all_backend dcp_comm_backend", str, _OTHER_HOSTS),
     *ignored(
-        "cp_kv_cache_interleave_size dbo_decode_token_threshold "
-        "dbo_prefill_token_threshold dcp_kv_cache_interleave_size distributed_timeout_seconds "
+        "cp_kv_cache_interleave_size dcp_kv_cache_interleave_size",
+        int,
+        "a rank has a block's part of 128 tokens, or a multiple.",
+    ),
+    *ignored(
+        "dbo_decode_token_threshold dbo_prefill_token_threshold distributed_timeout_seconds "
         "cpu_distributed_timeout_seconds elastic_ep_max_dp_size ubatch_size",
         int,
         _OTHER_HOSTS,
@@ -416,12 +420,6 @@ def _kv_bytes(value: Any) -> dict[str, Any]:
     return {"cpu_kvcache_space": value / 2**30}
 
 
-_SINGLE_DEVICE = (
-    "ranks share a model by its tensors and its layers: --tensor-parallel-size, "
-    "--pipeline-parallel-size. For more throughput run more replicas (`quire load_model --replicas "
-    "N`)."
-)
-
 #: In the order of vLLM's manual.
 _OF_THE_MANUAL: tuple[VllmFlag, ...] = (
     *restricted(
@@ -467,7 +465,6 @@ _OF_THE_MANUAL: tuple[VllmFlag, ...] = (
     *restricted(
         "ray_workers_use_nsight", bool, (False,), "ranks run on CPUs, which Nsight doesn't measure."
     ),
-    *restricted("decode_context_parallel_size", int, (1,), _SINGLE_DEVICE, short=("-dcp",)),
     *ignored("max_parallel_loading_workers", int, "each rank loads its part of the model."),
     *ignored(
         "disable_custom_all_reduce", bool, "ranks gather through shared memory, and reduce nothing."

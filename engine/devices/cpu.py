@@ -89,7 +89,7 @@ class CpuDevice(Device):
         """Map pages of the KV cache before they are needed."""
         model = loaded.model
         if isinstance(model, NativeDecoder):
-            caches = {id(tensor): tensor for cache in model.kv_caches for tensor in cache}
+            caches = {id(tensor): tensor for cache in model.kv_caches for tensor in cache[:4]}
             tensors = [tensor for tensor in caches.values() if tensor is not None]
             self._pages = PagePrefaulter(self.kernels, tensors, MAPPED_AHEAD_BYTES)
             weakref.finalize(self, self._pages.close, wait_s=0.0)

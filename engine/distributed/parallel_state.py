@@ -14,6 +14,7 @@ from engine.contract.errors import ConfigError
 TENSOR_PARAM = "tensor_parallel_size"
 PIPELINE_PARAM = "pipeline_parallel_size"
 DATA_PARAM = "data_parallel_size"
+CONTEXT_PARAM = "decode_context_parallel_size"
 PARTITION_PARAM = "pipeline_layer_partition"
 
 

@@ -285,7 +285,8 @@ class Worker:
         """Bytes of KV cache per token for `num_layers` layers, by default all."""
         spec = self.loaded.spec
         size = spec.kv_bytes_per_token(self._kv_dtype.itemsize, num_layers)
-        if self.ranks is not None and isinstance(spec, DecoderSpec):
+        copies = self.ranks is not None and not self._config.deals_tokens
+        if self.ranks is not None and copies and isinstance(spec, DecoderSpec):
             size *= num_kv_copies(spec, self.ranks.size)  # the memory of all ranks together
         if self._kv_dtype != torch.int8:
             return size

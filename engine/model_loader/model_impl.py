@@ -18,7 +18,7 @@ from engine.checkpoints.safetensors import WeightReader, check_dummy_size
 from engine.contract.checkpoint_options import CHECKPOINT_METHODS, ONLINE_METHODS
 from engine.contract.engine_config import EngineConfig
 from engine.contract.errors import BadModelConfig, ConfigError, ModelLoadError
-from engine.distributed.parallel_state import DATA_PARAM, PIPELINE_PARAM
+from engine.distributed.parallel_state import CONTEXT_PARAM, DATA_PARAM, PIPELINE_PARAM
 from engine.distributed.pipeline import PipelineStage
 from engine.models.attention_backend import with_attention_backend
 from engine.models.decoder import NativeDecoder
@@ -425,6 +425,7 @@ def _native(
             order.ranks,
             order.stage,
             expert_shard=_expert_shard(order, spec),
+            deals_tokens=config.deals_tokens,
             reopen_weights=lambda: open_weights(folder, config, order.ops.device, form),
         )
         if isinstance(model, VisionDecoder) and vision is not None:
@@ -473,6 +474,11 @@ def _pooled(order: BuildRequest, settings: PoolingModelConfig) -> LoadedImpl:
     folder, raw, config = order.folder, order.raw, order.config
     if order.stage is not None or order.expert_ranks is not None:
         reject_ranks(order, "a pooling model")
+    if config.deals_tokens:
+        raise ConfigError(
+            f"{CONTEXT_PARAM} can't be used for a pooling model, which decodes nothing.",
+            param=CONTEXT_PARAM,
+        )
     check_online_quantization(order.quantized.rounds, order.ops)
     refuse_kv_scale_file(config, "a pooling model")
     reject_batch_invariance(config, order.ops.device, "pooling models")

@@ -47,10 +47,11 @@ def compile_decoder(
             compiled = ops.compile_decoder(
                 spec,
                 layers,
-                [cache for cache, _ in by_layer],
+                [cache and cache[:4] for cache, _ in by_layer],
                 [group for _, group in by_layer],
                 final_norm,
                 [_state_layer(spec, layer, states.get(i)) for i, layer in enumerate(layers)],
+                caches[0].ranks if caches else None,
             )
             reason = f"{ops.name} kernels have no other way"
         except ValueError as error:

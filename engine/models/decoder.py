@@ -79,6 +79,7 @@ class NativeDecoder(SupportsLoRA):
         stage: this process's stage of the pipeline; None if it has all layers.
         expert_shard: this rank's experts in each layer; None if it has all of them, or columns of
             all.
+        deals_tokens: whether each of `ranks` has some tokens of a KV block, for all heads.
         reopen_weights: opens the checkpoint again, for experts that are moved to this rank.
 
     Attributes:
@@ -104,12 +105,13 @@ class NativeDecoder(SupportsLoRA):
         stage: PipelineStage | None = None,
         *,
         expert_shard: ExpertShard | None = None,
+        deals_tokens: bool = False,
         reopen_weights: Callable[[], Any] | None = None,
     ) -> None:
         super().__init__()
         self.full_spec, self.stage = spec, stage
         self._reopen_weights = reopen_weights
-        self.shard = None if ranks is None else ModelShard(spec, ranks)
+        self.shard = None if ranks is None else ModelShard(spec, ranks, deals_tokens=deals_tokens)
         self.expert_shard = expert_shard
         self.spec = spec if self.shard is None else self.shard.spec
         self.description, self.first_layer = describe(spec), 0
@@ -320,13 +322,17 @@ class NativeDecoder(SupportsLoRA):
             layout = single_group_config(len(self.full_spec.attention_layers))
             if self.spec.cross is not None:
                 layout = with_cross_attention(layout, self.spec.cross.length)
-        shape = (num_blocks, self.spec.num_kv_heads, block_size, self.spec.head_dim)
+        ranks = self.shard.kv_ranks if self.shard is not None else None
+        size = block_size if ranks is None else block_size // ranks.size
+        shape = (num_blocks, self.spec.num_kv_heads, size, self.spec.head_dim)
         slots, groups = layout.slot_by_layer(), layout.group_by_layer()
         first = sum(layer < self.first_layer for layer in self.full_spec.attention_layers)
         if self.stage is not None:
             slots = slots[first : first + len(attending)]
         caches = {
-            slot: allocate_kv_cache(self.ops, shape, dtype, latents=self.spec.latents is not None)
+            slot: allocate_kv_cache(
+                self.ops, shape, dtype, latents=self.spec.latents is not None
+            )._replace(ranks=ranks)
             for slot in sorted(set(slots))
         }
         by_layer = [caches[slot] for slot in slots]
@@ -403,7 +409,7 @@ class NativeDecoder(SupportsLoRA):
             # The scales of an fp8 cache belong to the layer, those of an int8 cache to its tokens.
             tuple(
                 tensor
-                for tensor in (cache if cache.keys.dtype == torch.int8 else cache[:2])
+                for tensor in cache[: 4 if cache.keys.dtype == torch.int8 else 2]
                 if tensor is not None
             )
             for cache in (*self.kv_caches, *self.cross_caches)

@@ -11,6 +11,7 @@ from torch import Tensor
 from engine.contract.errors import ConfigError
 from engine.models.lora import NO_ADAPTERS, StepAdapters
 from kernels import KernelSet
+from kernels.interface import RankGroup
 from kernels.lora import LoraMapping
 
 
@@ -22,12 +23,24 @@ class LayerCache(NamedTuple):
         key_scales, value_scales: for int8 caches float32 [num_blocks, num_kv_heads, block_size],
             a scale for each token's head; for fp8 caches float32 [1] or [num_kv_heads], the
             layer's scales, or None for 1; otherwise None.
+        ranks: the ranks that have `block_size` of a block's tokens each; None if all are here.
     """
 
     keys: Tensor
     values: Tensor
     key_scales: Tensor | None = None
     value_scales: Tensor | None = None
+    ranks: RankGroup | None = None
+
+    def local_slots(self, slots: Tensor) -> Tensor:
+        """Return where this cache has the tokens of slots int64 [n]: -1 for another rank's."""
+        if self.ranks is None:
+            return slots
+        size = self.keys.shape[2]
+        block_size = size * self.ranks.size
+        block, offset = slots // block_size, slots % block_size
+        is_local = (slots >= 0) & (offset // size == self.ranks.rank)
+        return torch.where(is_local, block * size + offset % size, -1)
 
 
 @dataclass(frozen=True, slots=True)

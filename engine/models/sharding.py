@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 
 from engine.contract.errors import ConfigError
 from engine.distributed.expert_placement import assign_experts
-from engine.distributed.parallel_state import PIPELINE_PARAM, TENSOR_PARAM
+from engine.distributed.parallel_state import CONTEXT_PARAM, PIPELINE_PARAM, TENSOR_PARAM
 from engine.models.decoder_spec import DecoderSpec
 from kernels.interface import RankGroup
 
@@ -63,21 +63,26 @@ class ModelShard:
         ranks: the group.
         full_spec: the spec of the model.
         spec: the spec of this rank's layers, with its heads and its part of the MLP.
-        splits_heads: whether each rank has some of the heads; otherwise each has all heads and the
-            whole KV cache.
+        splits_heads: whether each rank has some of the heads; otherwise each has all heads.
+        kv_ranks: the group if each rank has some tokens of a KV block; None if each has all of its
+            heads' KV cache.
     """
 
-    def __init__(self, spec: DecoderSpec, ranks: RankGroup) -> None:
-        """Raises `ConfigError` for a model that can't be split."""
+    def __init__(self, spec: DecoderSpec, ranks: RankGroup, *, deals_tokens: bool = False) -> None:
+        """`deals_tokens`: have `kv_ranks`. Raises `ConfigError` for a model that can't be split."""
         self.ranks, size = ranks, ranks.size
+        self.kv_ranks = ranks if deals_tokens else None
+        if deals_tokens:
+            _check_deals_tokens(spec, size)
         if spec.altup is not None:
             raise ConfigError(
                 f"{PARAM}={size} can't be used: an MLP of {spec.architecture} reads the mean of "
                 "all its gates. Leave it out, and run more replicas.",
                 param=PARAM,
             )
-        self.full_spec, self.splits_heads = spec, splits_heads(spec, size)
-        if not self.splits_heads and ranks.rank == 0:
+        self.full_spec = spec
+        self.splits_heads = not deals_tokens and splits_heads(spec, size)
+        if not (self.splits_heads or deals_tokens) and ranks.rank == 0:
             log.warning(
                 "Each of %d ranks computes all heads of %s, and has all of its KV cache.",
                 size, spec.architecture,
@@ -164,6 +169,16 @@ def splits_heads(spec: DecoderSpec, size: int) -> bool:
     heads, kv_heads = spec.num_heads, spec.num_kv_heads
     divides = heads % size == 0 and (kv_heads % size == 0 or size % kv_heads == 0)
     return divides and not couples_heads
+
+
+def _check_deals_tokens(spec: DecoderSpec, size: int) -> None:
+    if spec.cross is not None or (spec.latents is not None and spec.latents.index is not None):
+        reads = "an encoder's states" if spec.cross is not None else "tokens that an index chooses"
+        raise ConfigError(
+            f"{CONTEXT_PARAM} can't be used: {spec.architecture} attends to {reads}, which "
+            f"each of {size} ranks needs whole. Leave it out.",
+            param=CONTEXT_PARAM,
+        )
 
 
 def num_kv_copies(spec: DecoderSpec, size: int) -> int:

@@ -41,7 +41,7 @@ class AttentionArgs(ctypes.Structure):
         ("table_stride", L), ("seq_lens", P), ("starts", P), ("num_seqs", L), ("alibi", P),
         ("sinks", P), ("window", L), ("sparse", Sparse), ("scale", F), ("soft_cap", F),
         ("dtype", N), ("cache_dtype", N), ("rows", P), ("num_rows", L), ("round_inputs", N),
-        ("visible_ends", P), ("distance_bias", P), ("num_distances", L),
+        ("visible_ends", P), ("distance_bias", P), ("num_distances", L), ("ranks", P),
     ]
 
 
@@ -117,7 +117,7 @@ class DecoderShape(ctypes.Structure):
         ("scale", F), ("soft_cap", F), ("residual_scale", F), ("cache_dtype", N), ("neox", N),
         ("gated", N), ("parallel", N), ("round_inputs", N), ("act", Activation), ("clip_qkv", F),
         ("attention_output_scale", F), ("mlp_gate_scale", F), ("mlp_output_scale", F),
-        ("attention_output_gate", N),
+        ("attention_output_gate", N), ("ranks", P),
     ]
 
 

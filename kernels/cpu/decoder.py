@@ -33,6 +33,7 @@ from kernels.cpu.lora import CpuLoraTable, LoraSegments
 from kernels.cpu.memory import num_threads
 from kernels.cpu.mixers import describe_state
 from kernels.cpu.moe import CpuExperts, activation_of, handle_of, sizes_of
+from kernels.cpu.ranks import address_of_kv_ranks
 from kernels.cpu.ssm import describe_rows
 from kernels.cpu.step import CpuStep, layer_indices
 from kernels.interface import (
@@ -45,6 +46,7 @@ from kernels.interface import (
     DecoderShape,
     HeadNormWeights,
     NormWeights,
+    RankGroup,
 )
 from kernels.lora import LayerLoras, LoraTable, TableSegment
 from kernels.ssm import StateRows
@@ -62,6 +64,7 @@ class CpuDecoder(CompiledDecoder):
         groups: Sequence[int],
         final_norm: NormWeights,
         states: Sequence[StateLayer | None] = (),
+        kv_ranks: RankGroup | None = None,
     ) -> None:
         states = states or [None] * len(layers)
         if not layers or not len(layers) == len(caches) == len(groups) == len(states):
@@ -81,7 +84,7 @@ class CpuDecoder(CompiledDecoder):
         described_states = [
             None if state is None else describe_state(shape, state) for state in states
         ]
-        self._references = (layers, caches, final_norm, states, described_states)
+        self._references = (layers, caches, final_norm, states, described_states, kv_ranks)
         table = (c.DecoderLayer * len(layers))(
             *(
                 _layer(shape, layer, attention, cache, group, state)
@@ -91,7 +94,7 @@ class CpuDecoder(CompiledDecoder):
             )
         )
         last = describe_norm("final_norm", final_norm, shape.hidden_size)
-        described = _shape(shape, attending)
+        described = _shape(shape, attending, kv_ranks)
         handle = library.decoder_new(
             ctypes.byref(described), table, len(layers), ctypes.byref(last)
         )
@@ -190,13 +193,18 @@ def _attention(layer: DecoderLayer) -> AttentionWeights:
 
 
 def _shape(
-    shape: DecoderShape, attending: list[tuple[AttentionWeights, KVCache]]
+    shape: DecoderShape,
+    attending: list[tuple[AttentionWeights, KVCache]],
+    kv_ranks: RankGroup | None,
 ) -> c.DecoderShape:
     # Without attention there are no blocks; these values aren't used.
     blocks, block_size, cache_dtype = 0, 1, torch.float32
     if attending:
         keys = attending[0][1][0]
         (blocks, _, block_size, _), cache_dtype = keys.shape, keys.dtype
+    ranks = address_of_kv_ranks(kv_ranks, block_size) if attending else None
+    if kv_ranks is not None:
+        block_size *= kv_ranks.size
     table = _rotary_table(attending)
     max_position, rotary = (0, 0) if table is None else table.shape
     act = ActivationSpec(shape.activation, shape.activation_limit, shape.activation_alpha)
@@ -225,6 +233,7 @@ def _shape(
         mlp_gate_scale=shape.mlp_gate_scale,
         mlp_output_scale=shape.mlp_output_scale,
         attention_output_gate=shape.attention_output_gate,
+        ranks=ranks,
     )
 
 

@@ -33,7 +33,7 @@ from kernels.cpu.linear import CODINGS, make_linear
 from kernels.cpu.lora import CpuLora, CpuLoraTemplate, add_lora
 from kernels.cpu.memory import bind_threads, lazy_zeros, leave_threads, num_threads, use_threads
 from kernels.cpu.moe import KINDS, CpuExperts, CpuHeadLinears
-from kernels.cpu.ranks import CpuRankGroup, shared_bytes
+from kernels.cpu.ranks import CpuRankGroup, address_of_kv_ranks, shared_bytes
 from kernels.cpu.sparse_index import select_tokens
 from kernels.cpu.ssm import causal_conv, diagonal_scan, linear_scan
 from kernels.interface import (
@@ -54,7 +54,7 @@ from kernels.layers import Activation
 from kernels.linear_factory import RowSlice, WeightFormat
 from kernels.logit_edits import TopLogprobs
 from kernels.lora import LoraLayout, LoraSegment, LoraTemplate, LoraWeights, PackedLora
-from kernels.ranks import Exchange
+from kernels.ranks import Exchange, RankGroup
 from kernels.tensors import (
     check_caches,
     check_logits,
@@ -151,8 +151,11 @@ class CpuKernels(KernelSet):
         groups: Sequence[int],
         final_norm: NormWeights,
         states: Sequence[StateLayer | None] = (),
+        kv_ranks: RankGroup | None = None,
     ) -> CompiledDecoder:
-        return CpuDecoder(self._library, shape, layers, caches, groups, final_norm, states)
+        return CpuDecoder(
+            self._library, shape, layers, caches, groups, final_norm, states, kv_ranks
+        )
 
     def new_kv_cache(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         return lazy_zeros(shape, dtype)
@@ -379,6 +382,7 @@ class CpuKernels(KernelSet):
             visible_ends=address(args.visible_ends),
             distance_bias=address(bias),
             num_distances=0 if bias is None else bias.shape[1],
+            ranks=address_of_kv_ranks(args.ranks, block_size),
         )
         if status := self._paged_attention(ctypes.byref(arguments), num_threads()):
             check(status)

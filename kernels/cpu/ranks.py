@@ -22,6 +22,9 @@ log = logging.getLogger(__name__)
 
 #: Bytes of a slot, of which each rank has two. Larger data are gathered in several rounds.
 SLOT_BYTES = 4 << 20
+#: Tokens of a tile of attention, `kTile` in attention.h. Ranks have whole ones, so that each is
+#: computed by one rank, with the bits that it has without ranks.
+KV_TOKENS = 128
 
 
 def shared_bytes(library: Library, size: int) -> int:
@@ -123,6 +126,17 @@ class CpuRankGroup(RankGroup):
 
     def forget_failure(self) -> None:
         self._library.ranks_forget_failure(self.handle)
+
+
+def address_of_kv_ranks(ranks: RankGroup | None, block_size: int) -> int | None:
+    """Return the address of the group whose ranks each have `block_size` tokens of a block. Raises
+    ValueError for other kernels' groups, and for parts that tiles of attention would cross.
+    """
+    if ranks is None:
+        return None
+    if not isinstance(ranks, CpuRankGroup) or block_size % KV_TOKENS:
+        raise ValueError(f"ranks of these kernels have {KV_TOKENS} tokens of a block each")
+    return ranks.handle
 
 
 def _callback(exchange: Exchange, size: int) -> ctypes._FuncPointer:

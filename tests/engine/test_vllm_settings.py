@@ -40,7 +40,7 @@ MANUAL = _MANUAL.split()
 _LATER = """
 data_parallel_size nnodes node_rank master_addr master_port
 additional_config async_scheduling attention_backend batch_invariant calculate_kv_scales
-chat_template collect_detailed_traces convert
+chat_template collect_detailed_traces convert decode_context_parallel_size
 cpu_kvcache_space cpu_threads_bind cudagraph_capture_sizes cudagraph_mode ec_transfer_config
 disable_hybrid_kv_cache_manager enable_expert_parallel enable_log_requests enable_prompt_embeds
 enable_eplb enable_sleep_mode eplb_config

@@ -194,10 +194,7 @@ def test_help_and_both_names_of_the_command(capsys: pytest.CaptureFixture[str]) 
         ({"ssl_cert_reqs": 2}, "Clients' certificates need --ssl-certfile"),
         ({"allowed_origins": "[1]"}, "--allowed-origins must be a JSON list"),
         ({"model_tag": "a", "model": "b"}, "The model is given twice"),
-        (
-            {"decode_context_parallel_size": 2},
-            "decode_context_parallel_size=2 can't be used: ranks share a model by its tensors",
-        ),
+        ({"decode_context_parallel_size": 2}, "a multiple of decode_context_parallel_size (2)"),
         ({"chat_template": "/nowhere.jinja"}, "chat_template '/nowhere.jinja' is no template"),
         ({"chat_template": "{% if %}"}, "chat_template: "),
         ({"reasoning_parser": "nobody"}, "There is no reasoning_parser 'nobody' here. There are: "),

@@ -54,8 +54,8 @@ class SelfAttention:
     def __call__(self, x: Tensor, context: AttentionMetadata, cache: LayerCache) -> Tensor:
         """Write the step's keys and values, and return [num_tokens, hidden] for x of that shape."""
         ops, heads = self.ops, (-1, self.head_dim)
-        key_cache, value_cache, key_scales, value_scales = cache
-        slots = context.slot_mapping
+        key_cache, value_cache, key_scales, value_scales, ranks = cache
+        slots = cache.local_slots(context.slot_mapping)
         if self.keeps_keys:
             q, k, v = self.project(x).split(self.sizes, dim=-1)
         else:
@@ -102,6 +102,7 @@ class SelfAttention:
                 sparse=self.sparse,
                 visible_ends=context.visible_ends,
                 round_inputs=self.round_inputs,
+                ranks=ranks,
             )
         )
         if gate is not None:

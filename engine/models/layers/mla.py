@@ -69,6 +69,7 @@ class MlaAttention:
             scale=self.scale,
             scales=cache.key_scales,
             round_inputs=self.round_inputs,
+            ranks=cache.ranks,
         )
         attended = self.ops.mla_attention(args)
         if index is not None and int(context.seq_lens.max()) > index.spec.top_k:
@@ -93,7 +94,7 @@ class MlaAttention:
             positions,
             self.weights.cos_sin,
             cache.keys,
-            slots,
+            cache.local_slots(slots),
             self.neox,
             cache.key_scales,
         )

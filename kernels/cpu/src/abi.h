@@ -66,6 +66,7 @@ struct AttentionArgs {
   const int32_t* visible_ends;  // [tokens], or null: no query sees later tokens
   const float* distance_bias;   // [q_heads, num_distances], or null
   int64_t num_distances;
+  void* ranks;  // the rank group whose ranks each have `block_size` tokens of a block; or null
 #ifdef __cplusplus
   // Whether to multiply pairs of bfloat16: only if this loses no bits of keys and values, and no
   // pair spans two blocks.
@@ -75,6 +76,10 @@ struct AttentionArgs {
   int64_t group() const;
   int64_t padded() const;
   int64_t queries(int64_t seq) const;
+  // Tokens of a block, of which the caches have `block_size`.
+  int64_t table_size() const;
+  // Whether the caches have a token.
+  bool has(int64_t token) const;
   // The first token that a query at `position` sees.
   int64_t first_seen(int64_t position) const;
   // Index of a token's row of head_size values in either cache.
@@ -186,6 +191,7 @@ struct DecoderShape {
   float clip_qkv;  // 0 for none
   float attention_output_scale, mlp_gate_scale, mlp_output_scale;
   int32_t attention_output_gate;  // each head's query is followed by a gate of its output
+  void* ranks;  // the rank group whose ranks each have an equal part of a block's tokens; or null
 };
 
 // A layer with a state instead of attention or beside it: see kernels/ssm.py, and mixers.cpp for the

@@ -31,7 +31,7 @@ QUIRE_OFFSET(Sparse, local, 8);
 QUIRE_OFFSET(Sparse, stride, 16);
 QUIRE_OFFSET(Sparse, head_step, 24);
 
-QUIRE_SIZE(AttentionArgs, 264);
+QUIRE_SIZE(AttentionArgs, 272);
 QUIRE_OFFSET(AttentionArgs, q, 0);
 QUIRE_OFFSET(AttentionArgs, out, 8);
 QUIRE_OFFSET(AttentionArgs, q_stride, 16);
@@ -64,6 +64,7 @@ QUIRE_OFFSET(AttentionArgs, round_inputs, 232);
 QUIRE_OFFSET(AttentionArgs, visible_ends, 240);
 QUIRE_OFFSET(AttentionArgs, distance_bias, 248);
 QUIRE_OFFSET(AttentionArgs, num_distances, 256);
+QUIRE_OFFSET(AttentionArgs, ranks, 264);
 
 QUIRE_SIZE(RopeArgs, 208);
 QUIRE_OFFSET(RopeArgs, q, 0);
@@ -179,7 +180,7 @@ QUIRE_OFFSET(LoraOutputs, columns, 16);
 QUIRE_OFFSET(LoraOutputs, rank, 24);
 QUIRE_OFFSET(LoraOutputs, pairs, 32);
 
-QUIRE_SIZE(DecoderShape, 144);
+QUIRE_SIZE(DecoderShape, 152);
 QUIRE_OFFSET(DecoderShape, hidden, 0);
 QUIRE_OFFSET(DecoderShape, q_heads, 8);
 QUIRE_OFFSET(DecoderShape, kv_heads, 16);
@@ -204,6 +205,7 @@ QUIRE_OFFSET(DecoderShape, attention_output_scale, 124);
 QUIRE_OFFSET(DecoderShape, mlp_gate_scale, 128);
 QUIRE_OFFSET(DecoderShape, mlp_output_scale, 132);
 QUIRE_OFFSET(DecoderShape, attention_output_gate, 136);
+QUIRE_OFFSET(DecoderShape, ranks, 144);
 
 QUIRE_SIZE(StateLayer, 264);
 QUIRE_OFFSET(StateLayer, inputs, 0);

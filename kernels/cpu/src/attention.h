@@ -18,6 +18,7 @@
 #include <limits>
 
 #include "micro.h"
+#include "ranks.h"
 #include "runtime.h"
 
 namespace quire {
@@ -45,8 +46,16 @@ inline int64_t AttentionArgs::queries(int64_t seq) const { return starts[seq + 1
 inline int64_t AttentionArgs::first_seen(int64_t position) const {
   return window > 0 && position >= window ? position - window + 1 : 0;
 }
+inline int64_t AttentionArgs::table_size() const {
+  return ranks ? block_size * static_cast<RankGroup*>(ranks)->size() : block_size;
+}
+inline bool AttentionArgs::has(int64_t token) const {
+  if (!ranks) return true;
+  const RankGroup& group = *static_cast<RankGroup*>(ranks);
+  return token / block_size % group.size() == group.rank();
+}
 inline int64_t AttentionArgs::row(int64_t seq, int64_t head, int64_t token) const {
-  const int64_t block = block_tables[seq * table_stride + token / block_size];
+  const int64_t block = block_tables[seq * table_stride + token / table_size()];
   return (block * kv_heads + head) * block_size + token % block_size;
 }
 
@@ -56,17 +65,17 @@ struct Item {
   int32_t seq, head, heads;
   bool decodes;
   int64_t from, to;
-  int64_t partial;  // decode: index of the first head's first partial result
-  int64_t stride;   // decode: from there to the next head's
+  int64_t partial;  // decode: index of the first tile's partial results
 };
 
-// A tile's partial result: for each head of the group the weighted sum, the maximum, the weight.
-inline int64_t partial_size(const AttentionArgs& a) { return a.group() * (a.padded() + 16); }
+// A tile's partial results: for each query head the weighted sum, the maximum, the weight.
+inline int64_t head_partial_size(const AttentionArgs& a) { return a.padded() + 16; }
+inline int64_t partial_size(const AttentionArgs& a) { return a.q_heads * head_partial_size(a); }
 
 size_t decode_scratch(const AttentionArgs& a);
-// Writes a partial result for each head and tile, the first at `partials`.
+// Writes partial results for each head and tile. `partials`: those of the first tile.
 void decode_item(const AttentionArgs& a, const Item& item, char* scratch, float* partials);
-// Merges the `count` partial results of one sequence and KV head into `out`.
+// Merges partial results of `count` tiles for one sequence and KV head into `out`.
 void merge_partials(const AttentionArgs& a, int64_t seq, int64_t head, const float* partials,
                     int64_t count, float* scratch);
 

@@ -38,7 +38,7 @@ class Spans {
     const int32_t* table = a.block_tables + item.seq * a.table_stride;
     const int64_t low = item.from / kTile * kTile;
     for (int64_t token = item.from; token < item.to;) {
-      const int64_t block = table[token / a.block_size], offset = token % a.block_size;
+      const int64_t block = table[token / a.table_size()], offset = token % a.block_size;
       const int64_t row = (block * a.kv_heads + item.head) * a.block_size + offset;
       const int64_t whole = std::min(a.block_size - offset, kTile - token % kTile);
       const int64_t count = std::min(whole, item.to - token);
@@ -296,14 +296,14 @@ template <class F>
 void weigh(const AttentionArgs& a, const Item& item, const Spans& spans, float* scores,
            float* partials) {
   const int64_t ld = a.padded(), group = a.group(), low = item.from / kTile * kTile;
-  const int64_t position = a.seq_lens[item.seq] - 1, stride = item.stride * partial_size(a);
+  const int64_t position = a.seq_lens[item.seq] - 1;
   float key_scales[kChunk], value_scales[kChunk];
   for (int64_t h = 0; h < item.heads * group; h++) {
     if (a.key_scales && h % group == 0) {
       gather_scales(a, item, spans, h / group, a.key_scales, key_scales);
       gather_scales(a, item, spans, h / group, a.value_scales, value_scales);
     }
-    float* head_partials = partials + h / group * stride + h % group * (ld + 16);
+    float* head_partials = partials + (item.head * group + h) * head_partial_size(a);
     over_tiles(item, [&](int64_t tile, const Lanes& seen) {
       const int64_t in_chunk = tile * kTile;
       float* row = scores + h * kChunk + in_chunk;
@@ -320,7 +320,7 @@ void weigh(const AttentionArgs& a, const Item& item, const Spans& spans, float* 
 template <class F, class T>
 void run(const AttentionArgs& a, const Item& item, const Spans& spans, const float* zeros, float* q,
          float* scores, float* partials) {
-  const int64_t ld = a.padded(), group = a.group(), stride = item.stride * partial_size(a);
+  const int64_t ld = a.padded(), first_head = item.head * a.group();
   load_queries<F>(a, item, q);
   spans.begin();
   over_spans(a, item, spans, false,
@@ -338,8 +338,9 @@ void run(const AttentionArgs& a, const Item& item, const Spans& spans, const flo
                                       reinterpret_cast<const T*>(zeros),
                                       scores + h * kChunk + tile * kTile + in_tile / F::kValues,
                                       next};
-               float* partial = partials + tile * partial_size(a) + head * stride;
-               sum_span<F, T, heads>(a, spans, span, partial + (h - head * group) * (ld + 16));
+               float* partial = partials + tile * partial_size(a);
+               sum_span<F, T, heads>(a, spans, span,
+                                     partial + (first_head + h) * head_partial_size(a));
              });
 }
 
@@ -388,7 +389,8 @@ void decode_item(const AttentionArgs& a, const Item& item, char* scratch, float*
 void merge_partials(const AttentionArgs& a, int64_t seq, int64_t head, const float* partials,
                     int64_t count, float* scratch) {
   const int64_t ld = a.padded(), group = a.group(), distance = partial_size(a);
-  for (int64_t h = 0; h < group; h++, partials += ld + 16) {
+  partials += head * group * head_partial_size(a);
+  for (int64_t h = 0; h < group; h++, partials += head_partial_size(a)) {
     const int64_t q_head = head * group + h;
     float top = kNoTop;
     vf weight = vset(0.0f);

@@ -73,6 +73,25 @@ void keep_adapters(Run& run) {
   run.adapters = run.kept_adapters.data();
 }
 
+// Tokens of a block in this process's caches.
+int64_t local_tokens(const DecoderShape& s) {
+  return s.ranks ? s.block_size / static_cast<RankGroup*>(s.ranks)->size() : s.block_size;
+}
+
+// Where this rank's caches have the batch's tokens, [num_groups, tokens]: -1 for another rank's.
+std::vector<int64_t> local_slots(const DecoderShape& s, const DecoderBatch& batch) {
+  std::vector<int64_t> slots;
+  const int64_t size = local_tokens(s), rank = static_cast<RankGroup*>(s.ranks)->rank();
+  for (int64_t group = 0; group < batch.num_groups; group++) {
+    for (int64_t t = 0; t < batch.tokens; t++) {
+      const int64_t slot = batch.groups[group].slots[t], in_block = slot % s.block_size;
+      const bool is_local = slot >= 0 && in_block / size == rank;
+      slots.push_back(is_local ? slot / s.block_size * size + in_block % size : -1);
+    }
+  }
+  return slots;
+}
+
 RopeArgs rope_of(const Run& run, const DecoderLayer& layer) {
   const DecoderShape& s = run.shape();
   const int64_t kv = s.kv_heads * s.head_size;
@@ -85,7 +104,7 @@ RopeArgs rope_of(const Run& run, const DecoderLayer& layer) {
   r.cos_sin = layer.cos_sin, r.max_position = s.max_position, r.rotary = s.rotary;
   r.key_cache = layer.key_cache, r.value_cache = layer.value_cache;
   r.key_scales = layer.key_scales, r.value_scales = layer.value_scales;
-  r.num_blocks = s.num_blocks, r.block_size = s.block_size;
+  r.num_blocks = s.num_blocks, r.block_size = local_tokens(s);
   r.slots = run.batch.groups[layer.group].slots;
   r.q_norm = layer.q_norm, r.k_norm = layer.k_norm;
   r.eps = s.eps;
@@ -104,7 +123,7 @@ AttentionArgs attention_of(const Run& run, const DecoderLayer& layer, bool last)
   a.q_heads = s.q_heads, a.kv_heads = s.kv_heads, a.head_size = s.head_size;
   a.key_cache = layer.key_cache, a.value_cache = layer.value_cache;
   a.key_scales = layer.key_scales, a.value_scales = layer.value_scales;
-  a.num_blocks = s.num_blocks, a.block_size = s.block_size;
+  a.num_blocks = s.num_blocks, a.block_size = local_tokens(s), a.ranks = s.ranks;
   a.block_tables = b.groups[layer.group].block_tables;
   a.table_stride = b.groups[layer.group].table_stride;
   a.seq_lens = b.seq_lens, a.starts = b.starts, a.num_seqs = b.num_seqs;
@@ -347,10 +366,8 @@ const DecoderLayer* layer_to_check(const Decoder& decoder, int64_t group) {
   return found;
 }
 
-}  // namespace
-
-int run_decoder(const Decoder& decoder, const DecoderBatch& batch, float* residual, float* out,
-                int threads) {
+int run_batch(const Decoder& decoder, const DecoderBatch& batch, float* residual, float* out,
+              int threads) {
   const DecoderShape& s = decoder.shape;
   const int64_t q = s.q_heads * s.head_size;
   const int64_t qkv = (s.attention_output_gate ? 2 : 1) * q + 2 * s.kv_heads * s.head_size;
@@ -387,6 +404,20 @@ int run_decoder(const Decoder& decoder, const DecoderBatch& batch, float* residu
   return run_layers(run, out);
 }
 
+}  // namespace
+
+int run_decoder(const Decoder& decoder, const DecoderBatch& batch, float* residual, float* out,
+                int threads) {
+  if (!decoder.shape.ranks) return run_batch(decoder, batch, residual, out, threads);
+  const std::vector<int64_t> slots = local_slots(decoder.shape, batch);
+  std::vector<DecoderGroup> groups(batch.groups, batch.groups + batch.num_groups);
+  for (int64_t group = 0; group < batch.num_groups; group++)
+    groups[group].slots = slots.data() + group * batch.tokens;
+  DecoderBatch local = batch;
+  local.groups = groups.data();
+  return run_batch(decoder, local, residual, out, threads);
+}
+
 namespace {
 
 std::vector<KvPages> pages_of(const DecoderShape& s, const std::vector<DecoderLayer>& layers) {
@@ -402,7 +433,8 @@ std::vector<KvPages> pages_of(const DecoderShape& s, const std::vector<DecoderLa
       caches.push_back(static_cast<char*>(layer.key_cache));
       caches.push_back(static_cast<char*>(layer.value_cache));
     }
-    pages.emplace_back(std::move(caches), s.num_blocks, s.block_size, s.kv_heads * s.block_size * row);
+    const int64_t size = local_tokens(s);
+    pages.emplace_back(std::move(caches), s.num_blocks, size, s.kv_heads * size * row);
   }
   return pages;
 }

@@ -57,13 +57,13 @@ bool reached(uint32_t arrived, uint32_t number) {
   return static_cast<int32_t>(arrived - number) >= 0;
 }
 
+}  // namespace
+
 int64_t widest(const std::vector<int64_t>& starts) {
   int64_t most = 1;
   for (size_t r = 1; r < starts.size(); r++) most = std::max(most, starts[r] - starts[r - 1]);
   return most;
 }
-
-}  // namespace
 
 RankGroup::RankGroup(void* shared, int rank, int size, int64_t slot_bytes, int64_t timeout_ms,
                      Exchange exchange)
@@ -186,32 +186,8 @@ void RankGroup::forget_failure() { shared_->failed.store(0); }
 
 int gather_columns(RankGroup& group, float* out, const float* local, int64_t stride, int64_t rows,
                    const std::vector<int64_t>& starts, int threads) {
-  const int64_t columns = starts.back(), most = group.slot_floats() / widest(starts);
-  const int64_t own = starts[group.rank() + 1] - starts[group.rank()];
-  if (most < 1) return kNoMemory;
-  for (int64_t row = 0; row < rows; row += most) {
-    const int64_t count = std::min(most, rows - row);
-    const int team = worth(threads, count * columns, 32768);
-    float* slot = group.slot();
-    if (local != slot) {
-      deal_ranges(team, count, 1, [&](int64_t low, int64_t high) {
-        for (int64_t i = low; i < high; i++)
-          std::memcpy(slot + i * own, local + (row + i) * stride, own * sizeof(float));
-      });
-    }
-    if (const int wrong = group.arrive(count * widest(starts))) return wrong;
-    deal_ranges(team, count, 1, [&](int64_t low, int64_t high) {
-      for (int r = 0; r < group.size(); r++) {
-        const int64_t width = starts[r + 1] - starts[r];
-        const float* from = group.slot(r);
-        for (int64_t i = low; i < high; i++)
-          std::memcpy(out + (row + i) * columns + starts[r], from + i * width,
-                      width * sizeof(float));
-      }
-    });
-    group.advance();
-  }
-  return kOk;
+  const auto row = [&](int64_t i) { return local + i * stride; };
+  return gather_rows(group, out, row, rows, starts, threads);
 }
 
 int sharded_linear(const Packed& w, float* out, const float** x, int64_t* stride, int64_t rows,

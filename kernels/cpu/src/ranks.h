@@ -95,8 +95,42 @@ struct Shard {
   }
 };
 
-// out [rows, starts.back()]: all ranks' columns; `local` [rows, own columns] with the distance
-// `stride` are this rank's, which may be in group.slot() if they fit.
+int64_t widest(const std::vector<int64_t>& starts);
+
+// out [rows, starts.back()]: all ranks' columns; row_of(i) is row i of this rank's, which may be in
+// group.slot() if all rows fit.
+template <class RowOf>
+int gather_rows(RankGroup& group, float* out, RowOf&& row_of, int64_t rows,
+                const std::vector<int64_t>& starts, int threads) {
+  const int64_t columns = starts.back(), most = group.slot_floats() / widest(starts);
+  const int64_t own = starts[group.rank() + 1] - starts[group.rank()];
+  if (most < 1) return kNoMemory;
+  for (int64_t row = 0; row < rows; row += most) {
+    const int64_t count = std::min(most, rows - row);
+    const int team = worth(threads, count * columns, 32768);
+    float* slot = group.slot();
+    if (row_of(row) != slot) {
+      deal_ranges(team, count, 1, [&](int64_t low, int64_t high) {
+        for (int64_t i = low; i < high; i++)
+          std::memcpy(slot + i * own, row_of(row + i), own * sizeof(float));
+      });
+    }
+    if (const int wrong = group.arrive(count * widest(starts))) return wrong;
+    deal_ranges(team, count, 1, [&](int64_t low, int64_t high) {
+      for (int r = 0; r < group.size(); r++) {
+        const int64_t width = starts[r + 1] - starts[r];
+        const float* from = group.slot(r);
+        for (int64_t i = low; i < high; i++)
+          std::memcpy(out + (row + i) * columns + starts[r], from + i * width,
+                      width * sizeof(float));
+      }
+    });
+    group.advance();
+  }
+  return kOk;
+}
+
+// The same for the rows of `local`, from one to the next `stride` floats.
 int gather_columns(RankGroup& group, float* out, const float* local, int64_t stride, int64_t rows,
                    const std::vector<int64_t>& starts, int threads);
 

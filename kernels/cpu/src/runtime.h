@@ -74,7 +74,7 @@ char* allocate(size_t bytes, size_t align = 64);
 
 // The owner of scratch memory: an operation has its own, separate from that of the operations it
 // calls.
-enum class Scratch { kRope, kAttention, kLinear, kExperts, kDecoder, kStep, kLora, kStates, kMixer, kHeads, kRanks, kCount };
+enum class Scratch { kRope, kAttention, kContext, kLinear, kExperts, kDecoder, kStep, kLora, kStates, kMixer, kHeads, kRanks, kCount };
 
 // At least `bytes`, aligned to 64, which the calling thread reuses in later calls; it grows but
 // never shrinks. Throws std::bad_alloc. Valid until the same thread requests memory for the same

@@ -64,8 +64,8 @@ GROUPS: tuple[tuple[str, str], ...] = (
     ("Vectors, labels and scores", "runner convert pooler_config io_processor_plugin"),
     (
         "Device and kernels",
-        "device additional_config tensor_parallel_size data_parallel_size "
-        "enable_expert_parallel enable_eplb eplb_config "
+        "device additional_config tensor_parallel_size decode_context_parallel_size "
+        "data_parallel_size enable_expert_parallel enable_eplb eplb_config "
         "pipeline_parallel_size pipeline_layer_partition distributed_executor_backend nnodes "
         "node_rank master_addr master_port num_threads cpu_threads_bind cpu_kernels "
         "round_activations attention_backend batch_invariant enforce_eager optimization_level "
