@@ -125,6 +125,10 @@ class EngineFault(QuireError):
     code = "engine_fault"
 
 
+class PeerFault(EngineFault):
+    """An engine that shares experts with this one has ended: no request here is the cause."""
+
+
 class ModelLoadError(QuireError):
     """A model folder can't be loaded; the message names the file and the problem."""
 

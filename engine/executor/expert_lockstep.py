@@ -6,7 +6,7 @@ import logging
 import threading
 import time
 
-from engine.contract.errors import EngineFault
+from engine.contract.errors import EngineFault, PeerFault
 from engine.devices.threads import JoinedThread
 from engine.distributed.beats import BEAT_INTERVAL_S, MissedBeats
 from engine.distributed.memory import RankMemory
@@ -37,7 +37,7 @@ class ExpertLockstep:
 
     def __init__(self, worker: Worker, group: RankGroup, memory: RankMemory) -> None:
         """`memory`: of the group."""
-        self.failure = ""
+        self.failure, self._is_peers = "", True
         self._worker, self._group, self._memory = worker, group, memory
         self._turn = threading.Condition()
         self._num_steps, self._has_stepped, self._joins = 0, False, False
@@ -69,9 +69,9 @@ class ExpertLockstep:
             self._turn.notify_all()
 
     def check(self) -> None:
-        """Raise `EngineFault` once an engine of the group has ended."""
+        """Raise `EngineFault` once an engine of the group has ended: `PeerFault` if another."""
         if self.failure:
-            raise EngineFault(self.failure)
+            raise (PeerFault if self._is_peers else EngineFault)(self.failure)
 
     def close(self) -> None:
         """Leave the group at the end of a wave."""
@@ -89,8 +89,9 @@ class ExpertLockstep:
         with self._turn:
             self._turn.notify_all()
 
-    def _fail(self, reason: str) -> None:
-        self.failure = self.failure or reason
+    def _fail(self, reason: str, *, is_peers: bool = True) -> None:
+        if not self.failure:
+            self._is_peers, self.failure = is_peers, reason
         self._memory.set_failed(True)
         self._group.fail()
 
@@ -116,9 +117,10 @@ class ExpertLockstep:
                     self._worker.join_forward()
                     self._latest_pass = time.monotonic()
             except Exception as error:  # of a rank that others wait for
-                if not isinstance(error, RankError):
+                is_peers = isinstance(error, RankError)
+                if not is_peers:
                     log.exception("This engine can't take part in a pass of others")
-                self._fail(f"A rank of the experts has failed: {error}.")
+                self._fail(f"A rank of the experts has failed: {error}.", is_peers=is_peers)
                 return
             finally:
                 with self._turn:

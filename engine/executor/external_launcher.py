@@ -15,7 +15,7 @@ import msgspec
 import torch.distributed as dist
 
 from engine.contract.engine_config import EngineConfig
-from engine.contract.errors import ConfigError, EngineFault
+from engine.contract.errors import ConfigError, EngineFault, PeerFault
 from engine.devices.cpu import kernels_on
 from engine.distributed.memory import RankMemory
 from engine.distributed.parallel_state import DATA_PARAM, ParallelState
@@ -27,6 +27,7 @@ from engine.executor.ranked_step import RankedStep
 from engine.executor.uniproc_executor import UniProcExecutor
 from engine.scheduler.plan import StepPlan, StepResult
 from kernels import KernelSet
+from kernels.errors import RankError
 
 _PARAM = "distributed_executor_backend"
 #: Numbers the engines of a process, which all ranks create in the same order.
@@ -120,7 +121,9 @@ class ExternalExecutor(UniProcExecutor):
             group = self.worker.ranks or self.worker.expert_ranks
             missing = None if group is None else group.missing_rank
             who = f"Rank {self.worker.rank}" if missing is None else f"Rank {missing}"
-            raise EngineFault(f"{who} failed in step {step}: {error}") from error
+            is_peers = self._lockstep is not None and isinstance(error, RankError)
+            kind = PeerFault if is_peers else EngineFault
+            raise kind(f"{who} failed in step {step}: {error}") from error
 
     def resume(self) -> None:
         self.check_health()

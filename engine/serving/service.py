@@ -26,7 +26,7 @@ from tqdm import tqdm
 from engine.contract import messages as protocol
 from engine.contract import redis_keys
 from engine.contract.engine_config import EngineConfig
-from engine.contract.errors import ConfigError, EngineFault, QuireError
+from engine.contract.errors import ConfigError, EngineFault, PeerFault, QuireError
 from engine.contract.message_version import MESSAGE_VERSION
 from engine.contract.messages import (
     AbortRequest,
@@ -94,6 +94,10 @@ class InFlightRecord:
     def record_fault(self, reason: str) -> None:
         """Record why the replica stops."""
         self._recorder.write_fault(reason)
+
+    def acquit(self) -> None:
+        """Record no requests: another replica is the cause of this one's end."""
+        self._recorder.write([])
 
     def record_request(self, request_id: str, under_way: list[Sequence]) -> None:
         """Record a request being admitted, in addition to the steps in flight."""
@@ -279,6 +283,8 @@ class EngineService:
             # Gateways continue on other replicas, and the supervisor starts a new process.
             log.critical("The replica ends: %s", error.message)
             self._in_flight.record_fault(error.message)
+            if isinstance(error, PeerFault):
+                self._in_flight.acquit()
             status = EXIT_FAULT
             self._reader.stop()
         self._writer.close(timeout=10.0)

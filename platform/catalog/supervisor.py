@@ -24,7 +24,7 @@ from catalog.engine_settings import replica_command
 from catalog.heartbeats import read_heartbeats, registered_replicas
 from catalog.idle import IdleMonitor, unload_idle_model
 from catalog.memory_plan import plan_memory
-from catalog.models import DesiredState, ReplicaState, ServedModel
+from catalog.models import DesiredState, Replica, ReplicaState, ServedModel
 from catalog.replica_log import ReplicaLog
 from catalog.replica_rows import ReplicaSnapshot, sync_replica_rows
 from catalog.slot import ReplicaSlot
@@ -372,8 +372,13 @@ class Supervisor:
                 if beat.state == "ready":
                     lengths[model_id] = beat.model.max_model_len
         self._mirror(sightings, lengths)
-        for slot in [slot for slot in self.slots.values() if slot.is_stopped]:
+        ended = [slot for slot in self.slots.values() if slot.is_stopped]
+        for slot in ended:
             del self.slots[slot.replica_id]
+        served = {slot.served_model_id for slot in self._slots.values()}
+        replaced = [slot.replica_id for slot in ended if slot.served_model_id in served]
+        if replaced:  # others of the model go on; the row of a model that has ended stays
+            Replica.objects.filter(replica_id__in=replaced).delete()
 
     def _mirror(self, sightings: list[ReplicaSnapshot], lengths: dict[int, int]) -> None:
         """Write rows after changes, and at intervals: most ticks change nothing."""

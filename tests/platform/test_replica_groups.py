@@ -139,6 +139,7 @@ def test_the_only_replica_serves_until_its_successor_does_where_memory_suffices(
     os.kill(supervisor.slots[first].last_pid, signal.SIGKILL)
     tick_until(supervisor, lambda: ServedModel.objects.get().max_model_len == 98, "it's replaced")
     assert set(supervisor.slots) == {second}
+    tick_until(supervisor, lambda: states() == ["ready"], "one row is left")
 
     monkeypatch.setattr("catalog.sizing.available_memory", lambda: 1 << 20)
     assert change(97, keeps_serving=False) == second

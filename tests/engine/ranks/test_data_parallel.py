@@ -14,9 +14,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import redis
 
+from engine.contract import redis_keys
 from engine.contract.engine_config import EngineConfig
 from engine.contract.errors import ConfigError
+from engine.contract.messages import decode_replica_event
 from engine.serving.service import EXIT_FAULT
 from tests.engine.families.conftest import checkpoint
 from tests.engine.ranks.test_tensor_parallel import running
@@ -184,8 +187,20 @@ def test_replicas_that_share_experts_serve_requests_of_their_own(
         two.request("c", inputs[3], max_tokens=24)  # the other replica is idle
         two.finish("c")
         assert two.tokens("c") == expected[3]
+        events = stack.enter_context(redis.Redis.from_url(redis_url).pubsub())
+        events.subscribe(redis_keys.replica_events_channel(key_prefix))
+        two.request("d", inputs[3], max_tokens=400)
+        while not two.tokens("d"):
+            two.read()
         processes[0].kill()
         assert processes[1].wait(30) == EXIT_FAULT
+        ended = []
+        while not ended:
+            message = events.get_message(ignore_subscribe_messages=True, timeout=5)
+            assert message is not None
+            event = decode_replica_event(message["data"])
+            ended += [event] if not event.alive else []
+        assert (ended[0].replica_id, ended[0].held) == ("r1", [])
 
 
 @pytest.mark.parametrize(
@@ -199,7 +214,7 @@ def test_an_engine_that_is_lost_ends_those_that_need_its_experts(
         time.sleep(0.3)
         two.process.send_signal(blow)
         kind, message, seconds = one.read()
-        assert kind == "EngineFault"
+        assert kind == "PeerFault"  # none of its own requests is the cause
         assert message.startswith("Rank 1 of the experts")
         print(f"noticed after {seconds - 0.3:.2f} s")
 
