@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 from unittest.mock import Mock
 
@@ -9,7 +10,7 @@ import pytest
 
 from engine.contract.errors import ConfigError, ModelLoadError
 from engine.models.registry import decoder_spec, native_architectures, register_decoder
-from engine.models.sharding import ModelShard
+from engine.models.sharding import ModelShard, check_stages
 from kernels.interface import RankGroup
 
 LLAMA: dict[str, Any] = {
@@ -122,6 +123,17 @@ def test_ranks_cannot_share_gates_that_are_chosen_among_all() -> None:
     spec = decoder_spec(config("Gemma3nForCausalLM", num_kv_shared_layers=0))
     with pytest.raises(ConfigError, match=r"tensor_parallel_size=2 .* an MLP of Gemma3n"):
         ModelShard(spec, Mock(spec=RankGroup, size=2, rank=0))
+
+
+@pytest.mark.parametrize(
+    ("part", "reason"), [("cross", "has an encoder"), ("shared", "read the embeddings")]
+)
+def test_layers_that_read_more_than_the_one_before_are_not_split_into_stages(
+    part: str, reason: str
+) -> None:
+    spec = replace(decoder_spec(config("LlamaForCausalLM")), **{part: Mock()})
+    with pytest.raises(ConfigError, match=f"pipeline_parallel_size=2 can't be used: .*{reason}"):
+        check_stages(spec, 2)
 
 
 def test_an_unknown_architecture_names_the_known_ones() -> None:

@@ -21,6 +21,7 @@ from engine.distributed.pipeline import _HEADER
 from kernels.errors import RankError
 from tests.engine.models import make_model
 from tests.engine.ranks.test_tensor_parallel import GREEDY, Outputs, outputs, running
+from tests.engine.speculative.head_folders import medusa_parts, write
 
 pytestmark = [pytest.mark.system, pytest.mark.usefixtures("compiler")]
 
@@ -222,6 +223,7 @@ def test_a_lost_stage_ends_the_engine(model_folder: Folder, blow: int) -> None:
             {"model_impl": "transformers"}, "the Transformers bridge", marks=pytest.mark.slow
         ),
         ({"tensor_parallel_size": 64}, r"in \[1, 64\]; got 128"),
+        ({"runner": "pooling", "convert": "embed"}, "can't be used for a pooling model"),
     ],
 )
 def test_what_stages_cannot_run_is_refused_by_name(
@@ -230,6 +232,19 @@ def test_what_stages_cannot_run_is_refused_by_name(
     settings = {"pipeline_parallel_size": 2, **changes}
     with pytest.raises(ConfigError, match=reason):
         EngineCore(EngineConfig(model=str(model_folder("llama")), **settings))
+
+
+def test_drafts_by_heads_are_refused(model_folder: Folder, tmp_path: Path) -> None:
+    heads = write(tmp_path, *medusa_parts(), "medusa_lm_head.safetensors")
+    drafts = {"method": "medusa", "model": str(heads), "num_speculative_tokens": 3}
+    with pytest.raises(ConfigError, match="drafts by heads can't be used with pipeline_parallel"):
+        EngineCore(
+            EngineConfig(
+                model=str(model_folder("llama")),
+                pipeline_parallel_size=2,
+                speculative_config=drafts,
+            )
+        )
 
 
 def test_layers_are_split_evenly_and_the_last_stage_has_no_more_than_others() -> None:
