@@ -52,9 +52,8 @@ from engine.contract.vllm_variables import settings_from_variables
 
 DEFAULT_NUM_SEQS = 256
 MAX_RANKS = 64
-#: Tokens of a KV block that all kernels take. CPUs attend to tiles of as many, of which ranks have
-#: whole ones.
-_MAX_BLOCK_SIZE = 128
+#: CPUs attend to tiles of so many tokens, of which ranks have whole ones.
+_TILE_TOKENS = 128
 #: Decoding each costs time before its tokens can be counted, so this limit applies to any context.
 MAX_MEDIA_PER_PROMPT = {"image": 64, "video": 8, "audio": 16}
 DTYPES = ("auto", "half", "float16", "bfloat16", "float", "float32")
@@ -170,7 +169,8 @@ class EngineConfig:
     )
     block_size: int = cli_field(
         16,
-        "tokens in a KV block; with decode_context_parallel_size 128 or more for each rank",
+        "tokens in a KV block; more than 128 on CPUs alone; with decode_context_parallel_size at "
+        "least 128 for each rank",
         choices=tuple(2**exponent for exponent in range(2, 14)),
     )
     enable_prefix_caching: bool = cli_field(True, "reuse the KV blocks of shared prefixes")
@@ -578,12 +578,6 @@ class EngineConfig:
 
     def _check_context_parallel(self) -> None:
         if not self.deals_tokens:
-            if self.block_size > _MAX_BLOCK_SIZE:
-                raise ConfigError(
-                    f"block_size must be at most {_MAX_BLOCK_SIZE} without "
-                    f"decode_context_parallel_size; got {self.block_size}.",
-                    param="block_size",
-                )
             return
         ranks, size = self.tensor_parallel_size, self.decode_context_parallel_size
         if ranks % size or ranks & (ranks - 1):
@@ -598,7 +592,7 @@ class EngineConfig:
                 "has some tokens. Use quantization_param_path.",
                 param="calculate_kv_scales",
             )
-        self.block_size = max(self.block_size, _MAX_BLOCK_SIZE * ranks)
+        self.block_size = max(self.block_size, _TILE_TOKENS * ranks)
 
     def _check_data_parallel(self) -> None:
         if self.data_parallel_size == 1:

@@ -18,6 +18,9 @@ from engine.devices.package_calls import with_named_calls
 
 log = logging.getLogger(__name__)
 
+#: Tokens of a KV block that the kernels of all devices take.
+_MAX_BLOCK_SIZE = 128
+
 #: Imported on demand: a replica on CPUs doesn't need a GPU's packages.
 _BUILT_IN = {
     "cpu": "engine.devices.cpu:CpuDevice",
@@ -51,6 +54,12 @@ def make_device(config: EngineConfig) -> Device:
             param="kv_cache_dtype",
         )
     _check_additional_config(config.additional_config or {}, kind)
+    if config.block_size > _MAX_BLOCK_SIZE and name != "cpu":
+        raise ConfigError(
+            f"block_size must be at most {_MAX_BLOCK_SIZE} on the device {name}; got "
+            f"{config.block_size}.",
+            param="block_size",
+        )
     if kind.block_size and config.block_size != kind.block_size:
         log.warning(
             "block_size is %d: the device %s has no blocks of %d tokens.",

@@ -14,12 +14,16 @@ from engine import LLM, SamplingParams
 from engine.contract.engine_config import EngineConfig
 from engine.contract.errors import ConfigError
 from engine.core.engine_core import EngineCore
+from engine.devices.cuda import CudaDevice
+from engine.devices.registry import make_device
 from engine.models.registry import decoder_spec
 from engine.models.sharding import ModelShard
 from kernels.interface import RankGroup
 from tests.engine.families.conftest import checkpoint
 from tests.engine.families.test_refusals import config
+from tests.engine.kv_transfer.test_offloading import forget_kv_cache, make, prompt, run
 from tests.engine.ranks.test_tensor_parallel import Outputs, running
+from tests.engine.ranks.test_tiers import running as tiered
 from tests.survey.tiny import prompts
 
 __all__ = ["checkpoint"]
@@ -85,8 +89,12 @@ def test_families_give_the_bits_of_one(family: str, stages: int, checkpoint: Fol
         assert outputs(llm) == expected
 
 
-def test_drafts_are_verified_over_tokens_of_all_ranks(checkpoint: Folder) -> None:
-    drafts = {"speculative_config": {"method": "ngram", "num_speculative_tokens": 3}}
+@pytest.mark.parametrize("method", ["ngram", pytest.param("draft_model", marks=pytest.mark.slow)])
+def test_drafts_are_verified_over_tokens_of_all_ranks(method: str, checkpoint: Folder) -> None:
+    config = {"method": method, "num_speculative_tokens": 3}
+    if method == "draft_model":
+        config["model"] = str(checkpoint("llama"))
+    drafts = {"speculative_config": config}
     with running(checkpoint("llama"), 1) as llm:
         expected = outputs(llm, (140,))
     with running(checkpoint("llama"), 2, **DEALT, **drafts) as llm:
@@ -122,8 +130,21 @@ def test_models_that_read_other_tokens_are_refused(architecture: str) -> None:
         ModelShard(spec, Mock(spec=RankGroup, size=2, rank=0), deals_tokens=True)
 
 
-def test_large_blocks_are_for_ranks_with_some_tokens_each() -> None:
-    with pytest.raises(ConfigError, match="block_size must be at most 128"):
-        EngineConfig(model="m", block_size=256)
+def test_a_block_has_a_tile_for_each_rank(monkeypatch: pytest.MonkeyPatch) -> None:
     config = EngineConfig(model="m", tensor_parallel_size=4, decode_context_parallel_size=2)
     assert config.block_size == 512
+    monkeypatch.setattr(CudaDevice, "unavailable_reason", lambda: "")
+    with pytest.raises(ConfigError, match="block_size must be at most 128 on the device cuda"):
+        make_device(EngineConfig(model="m", device="cuda", block_size=256))
+
+
+@pytest.mark.slow
+def test_blocks_come_back_from_the_ranks_host_memory(checkpoint: Folder) -> None:
+    folder = checkpoint("llama")
+    questions = {f"r{seed}": prompt(seed, 300 + seed) for seed in range(2)}
+    expected = run(make(folder, max_model_len=512), questions)
+    with tiered(folder, max_model_len=512, kv_offloading_size=0.01, **DEALT) as core:
+        for _ in range(2):
+            assert run(core, questions) == expected
+            forget_kv_cache(core)
+        assert core.scheduler.kv_connector.num_matched_tokens
