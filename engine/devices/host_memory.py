@@ -14,7 +14,7 @@ from engine.contract.engine_config import EngineConfig
 from engine.contract.errors import ConfigError
 from engine.devices.threads import JoinedThread
 from engine.scheduler.plan import StepPlan
-from engine.system.host import available_memory
+from engine.system.host import PREDECESSOR_VARIABLE, available_memory
 from kernels import KernelSet
 
 # Maps the pages of a KV cache before its blocks are written.
@@ -161,7 +161,8 @@ def kv_cache_space(config: EngineConfig) -> int:
     """Bytes for keys and values, and the same again for checkpoints of states."""
     if config.cpu_kvcache_space is not None:
         return int(config.cpu_kvcache_space * GIB)
-    return min(available_memory() // 4, _DEFAULT_MAX_BYTES)
+    freed = int(os.environ.get(PREDECESSOR_VARIABLE, "0"))
+    return min((available_memory() + freed) // 4, _DEFAULT_MAX_BYTES)
 
 
 def max_states(state_bytes: int) -> int:

@@ -33,6 +33,7 @@ from common.loops import record_failure
 from engine.contract import messages, redis_keys
 from engine.contract.errors import QuireError
 from engine.contract.messages import Heartbeat, ModelInfo
+from engine.system.host import PREDECESSOR_VARIABLE, anonymous_memory
 from engine.system.redis_client import sync_client
 
 # A new process imports its engine before its first heartbeat: seconds, or half a minute on a busy
@@ -342,7 +343,7 @@ class Supervisor:
                 if slot.process is not None and not slot.stopping:
                     slot.kill_with_group()
         if all(slot.is_due(self._is_occupied(slot)) for slot in group):
-            environment = rendezvous_environment() if len(group) > 1 else {}
+            environment = rendezvous_environment() if len(group) > 1 else self._memory_of(group[0])
             for slot in group:
                 slot.start(environment)
                 if slot.process is not None:
@@ -352,6 +353,19 @@ class Supervisor:
         for slot in group:
             if is_starting_silently(slot, self._beats.get(slot.replica_id)):
                 publish_starting_heartbeat(self._redis, self.prefix, slot)
+
+    def _memory_of(self, successor: ReplicaSlot) -> dict[str, str]:
+        """Environment by which a replica knows what the one frees that it serves instead of."""
+        groups = [
+            slot.process.pid
+            for replica_id, slot in self.slots.items()
+            if slot.served_model_id == successor.served_model_id
+            and slot.process is not None
+            and (desired := self._slots.get(replica_id)) is not None
+            and desired.command != slot.command
+        ]
+        freed = sum(map(anonymous_memory, groups))
+        return {PREDECESSOR_VARIABLE: str(freed)} if freed else {}
 
     def _is_occupied(self, slot: ReplicaSlot) -> bool:
         """Whether another process serves under its id."""

@@ -13,7 +13,13 @@ NAME = re.compile(r"\b(QUIRE_[A-Z0-9_]+|DATABASE_URL|REDIS_URL)\b")
 OF_TESTS = {"QUIRE_TEST_CHROMIUM", "QUIRE_TEST_REQUIRE_SERVICES"}
 #: What a process of ours tells those that it starts: none is an operator's to set.
 BETWEEN_PROCESSES = {
-    *("QUIRE_FROM_FLAGS", "QUIRE_INTERNAL", "QUIRE_TERMINAL", "QUIRE_CHAOS_RELAY"),
+    *(
+        "QUIRE_FROM_FLAGS",
+        "QUIRE_INTERNAL",
+        "QUIRE_PREDECESSOR_BYTES",
+        "QUIRE_TERMINAL",
+        "QUIRE_CHAOS_RELAY",
+    ),
     "QUIRE_STEP_RECORD",
 }
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -118,3 +119,13 @@ def test_a_second_engine_starts_from_torchs_initial_count(monkeypatch: pytest.Mo
         )
     finally:
         torch.set_num_threads(initial_num_threads)
+
+
+def test_a_successor_counts_what_its_predecessor_frees(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory, "available_memory", lambda: 4 << 20)
+    config = EngineConfig(model="m")
+    assert memory.kv_cache_space(config) == 1 << 20
+    monkeypatch.setenv(cgroup.PREDECESSOR_VARIABLE, str(8 << 20))
+    assert memory.kv_cache_space(config) == 3 << 20
+    assert cgroup.anonymous_memory(os.getpgid(0)) > 1 << 20
+    assert cgroup.anonymous_memory(1 << 30) == 0

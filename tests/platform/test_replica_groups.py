@@ -16,6 +16,7 @@ from catalog.supervisor import Supervisor
 from engine.contract import messages as protocol
 from engine.contract import redis_keys
 from engine.contract.errors import InvalidRequest
+from engine.system.host import PREDECESSOR_VARIABLE
 from tenants.actors import SYSTEM_ACTOR
 from tests.platform.test_supervisor import folder, ready, states, supervisor, tick_until
 
@@ -136,6 +137,8 @@ def test_the_only_replica_serves_until_its_successor_does_where_memory_suffices(
 
     actions.update_model(actor=SYSTEM_ACTOR, model=model, settings={"max_model_len": 98})
     tick_until(supervisor, lambda: first in supervisor.slots, "its successor starts")
+    environment = Path(f"/proc/{supervisor.slots[first].last_pid}/environ").read_text()
+    assert PREDECESSOR_VARIABLE in environment  # it counts that memory as free
     os.kill(supervisor.slots[first].last_pid, signal.SIGKILL)
     tick_until(supervisor, lambda: ServedModel.objects.get().max_model_len == 98, "it's replaced")
     assert set(supervisor.slots) == {second}
