@@ -409,7 +409,7 @@ class NativeDecoder(SupportsLoRA):
             # The scales of an fp8 cache belong to the layer, those of an int8 cache to its tokens.
             tuple(
                 tensor
-                for tensor in cache[: 4 if cache.keys.dtype == torch.int8 else 2]
+                for tensor in (cache[:4] if cache.keys.dtype == torch.int8 else cache[:2])
                 if tensor is not None
             )
             for cache in (*self.kv_caches, *self.cross_caches)
