@@ -175,7 +175,7 @@ def test_help_and_both_names_of_the_command(capsys: pytest.CaptureFixture[str]) 
     load_command_class("config", "serve").print_help("manage.py", "serve")
     for printed in (ran.stdout, capsys.readouterr().out):
         assert "[MODEL]" in printed
-        assert "--decode-context-parallel-size" not in printed
+        assert "--prefill-context-parallel-size" not in printed
 
 
 @pytest.mark.parametrize(

@@ -90,7 +90,8 @@ def test_families_give_the_bits_of_one(family: str, stages: int, checkpoint: Fol
         assert outputs(llm) == expected
 
 
-@pytest.mark.parametrize("method", ["ngram", pytest.param("draft_model", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["ngram", "draft_model"])
 def test_drafts_are_verified_over_tokens_of_all_ranks(method: str, checkpoint: Folder) -> None:
     config = {"method": method, "num_speculative_tokens": 3}
     if method == "draft_model":
@@ -108,7 +109,11 @@ def test_drafts_are_verified_over_tokens_of_all_ranks(method: str, checkpoint: F
         ({"tensor_parallel_size": 3}, "a power of two and a multiple of"),
         ({"tensor_parallel_size": 1}, "a power of two and a multiple of"),
         ({"calculate_kv_scales": True, "kv_cache_dtype": "fp8"}, "each rank has some tokens"),
-        ({"runner": "pooling", "convert": "embed"}, "which decodes nothing"),
+        pytest.param(
+            {"runner": "pooling", "convert": "embed"},
+            "which decodes nothing",
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_what_cannot_be_dealt_is_refused(
