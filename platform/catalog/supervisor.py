@@ -386,11 +386,11 @@ class Supervisor:
                 if beat.state == "ready":
                     lengths[model_id] = beat.model.max_model_len
         self._mirror(sightings, lengths)
-        ended = [slot for slot in self.slots.values() if slot.is_stopped]
-        for slot in ended:
+        stopped = [slot for slot in self.slots.values() if slot.is_stopped]
+        for slot in stopped:
             del self.slots[slot.replica_id]
         served = {slot.served_model_id for slot in self._slots.values()}
-        replaced = [slot.replica_id for slot in ended if slot.served_model_id in served]
+        replaced = [slot.replica_id for slot in stopped if slot.served_model_id in served]
         if replaced:  # others of the model go on; the row of a model that has ended stays
             Replica.objects.filter(replica_id__in=replaced).delete()
 

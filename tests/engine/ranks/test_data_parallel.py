@@ -194,13 +194,13 @@ def test_replicas_that_share_experts_serve_requests_of_their_own(
             two.read()
         processes[0].kill()
         assert processes[1].wait(30) == EXIT_FAULT
-        ended = []
-        while not ended:
+        exits = []
+        while not exits:
             message = events.get_message(ignore_subscribe_messages=True, timeout=5)
             assert message is not None
             event = decode_replica_event(message["data"])
-            ended += [event] if not event.alive else []
-        assert (ended[0].replica_id, ended[0].held) == ("r1", [])
+            exits += [event] if not event.alive else []
+        assert (exits[0].replica_id, exits[0].held) == ("r1", [])
 
 
 @pytest.mark.parametrize(
