@@ -306,13 +306,6 @@ def _load_connector(settings: KVTransferConfig, worker: Worker) -> KVConnectorBa
             f"{KVConnectorBase.__qualname__}.",
             param="kv_transfer_config",
         )
-    if hasattr(kind, "get_finished"):
-        raise ConfigError(
-            f"kv_connector {module}.{name} can't be used: it loads or sends blocks beside steps "
-            "(get_finished). Load them in start_load_kv or wait_for_layer_load, and save them by "
-            "wait_for_save.",
-            param="kv_transfer_config",
-        )
     layout = worker.capacity.layout
     if [group.kind for group in layout.groups] != ["full"]:
         raise ConfigError(

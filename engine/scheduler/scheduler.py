@@ -8,6 +8,7 @@ from that one rule.
 
 from __future__ import annotations
 
+import logging
 import time
 
 import msgspec
@@ -26,6 +27,8 @@ from engine.scheduler.prefill_budget import PrefillBudget, PrefillLimits, Prefil
 from engine.scheduler.request import Sequence, SequenceStatus
 from engine.scheduler.running_queue import RunningQueue
 from engine.scheduler.step_builder import StepBuilder
+
+log = logging.getLogger(__name__)
 
 #: After so many steps with preemptions in which the first running sequence got no tokens, it is
 #: scheduled first.
@@ -518,8 +521,13 @@ class Scheduler:
         if (connector := self._loading_connector(sequence)) is None:
             return 0
         num_tokens, is_async = connector.get_num_new_matched_tokens(sequence, num_computed)
-        if is_async:  # its blocks might not be there yet when the step computes
-            raise RuntimeError(f"{type(connector).__name__} can't be used: it loads beside steps.")
+        if is_async and num_tokens:
+            # Its blocks might not be there yet when the step computes.
+            log.error(
+                "%s would load %d tokens asynchronously, which isn't supported: they are computed.",
+                type(connector).__name__, num_tokens,
+            )  # fmt: skip
+            return 0
         return num_tokens
 
     def _loads_encoder_states(self, sequence: Sequence, block_ids: list[list[int]]) -> bool:

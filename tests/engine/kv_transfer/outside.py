@@ -95,10 +95,12 @@ class DictConnector(KVConnectorBase):
 
 
 class AsyncConnector(DictConnector):
-    """Would load or send while steps run, as vLLM's connectors may."""
+    """Would load while steps run, as vLLM's connectors may."""
 
-    def get_finished(self, finished_req_ids: set[str]) -> tuple[None, None]:
-        return None, None
+    def get_num_new_matched_tokens(
+        self, request: RequestView, num_computed_tokens: int
+    ) -> tuple[int | None, bool]:
+        return super().get_num_new_matched_tokens(request, num_computed_tokens)[0], True
 
 
 class NoConnector:

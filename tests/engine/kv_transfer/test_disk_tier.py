@@ -265,7 +265,7 @@ def faults(count: int, seed: int, folder: Path) -> None:
 
 
 def test_no_fault_of_the_folder_gives_a_wrong_block(tmp_path: Path) -> None:
-    faults(300, 1, tmp_path)
+    faults(120, 1, tmp_path)
 
 
 @pytest.mark.slow

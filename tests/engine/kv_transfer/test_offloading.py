@@ -385,6 +385,24 @@ def test_a_connector_of_another_package_saves_and_loads(model_folder: Folder) ->
     assert connector.finished == [0, 1, 2, 3]
 
 
+def test_what_a_connector_would_load_asynchronously_is_computed(
+    model_folder: Folder, caplog: pytest.LogCaptureFixture
+) -> None:
+    config = {
+        "kv_connector": "AsyncConnector",
+        "kv_connector_module_path": "tests.engine.kv_transfer.outside",
+    }
+    core, prompts = make(model_folder("llama"), kv_transfer_config=config), {"a": prompt(1, 70)}
+    connector = core.scheduler.kv_connector
+    assert isinstance(connector, DictConnector)
+    expected = run(core, prompts)
+    forget_kv_cache(core)
+    assert connector.blocks
+    assert run(core, prompts) == expected
+    assert not core.snapshot().prefix_cache_hits_total
+    assert "AsyncConnector would load 64 tokens asynchronously" in caplog.text
+
+
 @pytest.mark.parametrize(
     ("name", "package"),
     [
@@ -429,7 +447,7 @@ def test_a_package_that_is_there_is_not_said_to_be_missing(model_folder: Folder)
         make(model_folder("llama"), kv_transfer_config=config)
 
 
-@pytest.mark.parametrize("name", ["NoConnector", "AsyncConnector", "Missing"])
+@pytest.mark.parametrize("name", ["NoConnector", "Missing"])
 def test_what_is_no_connector_is_refused(model_folder: Folder, name: str) -> None:
     module = "tests.engine.kv_transfer.outside"
     config = {"kv_connector": name, "kv_connector_module_path": module}
