@@ -97,8 +97,8 @@ class MediaPool:
         self._fetchers = FairThreadPool(num_fetchers, "quire-fetch", "images")
         self._preparers = FairThreadPool(NUM_WORKERS, "quire-media", "images", TENANT_PER_WORKER)
         self._worker = threading.local()
-        #: Least recently used first. Keyed by cache namespace: response times must not reveal what
-        #: other tenants have sent, nor an erased one of the same name.
+        #: Least recently used first. Keyed by tenant and cache namespace: response times must not
+        #: reveal what other tenants have sent, nor an erased one of the same name.
         self._prepared: OrderedDict[bytes, PreparedPicture | PreparedDocument] = OrderedDict()
         self._preparing: dict[bytes, asyncio.Future[Answer]] = {}
         self._cached_bytes = 0
@@ -143,7 +143,7 @@ class MediaPool:
         settled = msgspec.json.encode(
             [source.kind, options.processor, sampling, size, rates, source.grid], order="sorted"
         )
-        scope = f"{caller.cache_namespace}\0{folder}\0{version}\0".encode()
+        scope = f"{_cache_owner(caller)}\0{folder}\0{version}\0".encode()
         key = hashlib.sha256(scope + settled + b"\0" + digest).digest()
         request = PrepareRequest(
             folder=folder,
@@ -188,7 +188,7 @@ class MediaPool:
         await _charge_fetched(caller, source, data)
         if text is not None:
             return PreparedDocument([DocumentPage(text)])
-        scope = f"{caller.cache_namespace}\0\0document {max_images}\0".encode()
+        scope = f"{_cache_owner(caller)}\0\0document {max_images}\0".encode()
         key = hashlib.sha256(scope + digest).digest()
         request = PrepareDocumentRequest(data, max_images)
         answer = await self._prepare_once(key, request, source, caller)
@@ -294,6 +294,11 @@ async def _charge_fetched(caller: Caller, source: MediaSource, data: bytes) -> N
     """Charge for a fetched file whose size wasn't known before."""
     if not source.data and source.num_bytes is None:
         await charge_media(caller, num_bytes=len(data))
+
+
+def _cache_owner(caller: Caller) -> str:
+    """What caches a caller's media: neither another tenant nor one that was erased."""
+    return f"{caller.tenant_id}\0{caller.cache_namespace}"
 
 
 def _num_bytes(answer: PreparedPicture | PreparedDocument) -> int:

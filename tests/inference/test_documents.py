@@ -179,7 +179,7 @@ async def test_a_document_is_read_once_for_each_tenant() -> None:
     pool = MediaPool()
     url = f"data:;base64,{encoded(REPORT)}"
     source = MediaSource(url, "messages[0].content[0]", kind="document")
-    other = replace(CALLER, tenant_id=9, tenant="other")
+    other = replace(CALLER, tenant_id=9)
     first, again, other_document = [
         await pool.read_document(source, 0, asking) for asking in (CALLER, CALLER, other)
     ]

@@ -359,8 +359,9 @@ async def test_a_video_is_prepared_once_for_each_way_to_sample_it(tmp_path: Path
     ]
     assert four is again
     four_frames = MediaOptions({}, {"num_frames": 4})
-    namesake = replace(CALLER, cache_namespace="of a new tenant")
-    assert await pool.prepare(source, four_frames, str(tmp_path), namesake) is not four
+    for changes in ({"tenant_id": 9}, {"cache_namespace": "new"}):
+        namesake = replace(CALLER, **changes)
+        assert await pool.prepare(source, four_frames, str(tmp_path), namesake) is not four
     pool.forget_prepared()
     assert await pool.prepare(source, four_frames, str(tmp_path), CALLER) is not four
     assert (four.kind, four.grid[0], eight.grid[0]) == ("video", 2, 4)
