@@ -23,7 +23,14 @@ import openai
 import pytest
 
 from tests.e2e.product import Product, product_pids, running
-from tests.engine.speech.models import JFK, JFK_TEXT, read_wav, tiny_en
+from tests.engine.speech.models import (
+    DICKENS,
+    DICKENS_TEXT,
+    JFK,
+    JFK_TEXT,
+    read_wav,
+    tiny_en,
+)
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.xdist_group("speech")
@@ -63,6 +70,11 @@ def test_a_speech_is_transcribed_without_an_error(client: openai.OpenAI) -> None
     assert words(result.text) == words(JFK_TEXT)
     assert result.usage is not None
     assert (result.usage.type, result.usage.seconds) == ("duration", 11)
+
+
+def test_a_page_of_dickens_is_heard_without_an_error(client: openai.OpenAI) -> None:
+    result = client.audio.transcriptions.create(model="whisper", file=DICKENS)
+    assert words(result.text) == words(DICKENS_TEXT)
 
 
 def test_every_form_of_answer(client: openai.OpenAI) -> None:

@@ -25,6 +25,17 @@ JFK_TEXT = (
     "And so my fellow Americans ask not what your country can do for you, ask what you can do for "
     "your country."
 )
+#: 44 s read aloud, at 16 kHz: two_cities.wav of moonshine-voice 0.1.5 (MIT).
+DICKENS = Path(__file__).parent / "two_cities.flac"
+DICKENS_TEXT = (
+    "It was the best of times, it was the worst of times, it was the age of wisdom, it was the "
+    "age of foolishness, it was the epoch of belief, it was the epoch of incredulity, it was the "
+    "season of Light, it was the season of Darkness, it was the spring of hope, it was the winter "
+    "of despair, we had everything before us, we had nothing before us, we were all going direct "
+    "to Heaven, we were all going direct the other way - in short, the period was so far like the "
+    "present period, that some of its noisiest authorities insisted on its being received, for "
+    "good or for evil, in the superlative degree of comparison only."
+)
 TINY_EN_SHA256 = "1a5afae06a4db91c975c9a9d78be5cc110ee4ea022ad57d55492e4550e936b2a"
 
 

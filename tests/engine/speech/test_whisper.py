@@ -5,13 +5,18 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import ctranslate2
+import numpy as np
 import pytest
 
 from engine import LLM, SamplingParams
 from engine.contract.errors import InvalidRequest
 from engine.models.speech.whisper import WhisperModel
+from engine.multimodal.audio import SAMPLE_RATE, log_mel
+from engine.multimodal.sound_files import decode_sound
 from tests.engine.speculative.seer import Seer
 from tests.engine.speech.models import (
+    DICKENS,
     JFK,
     JFK_TEXT,
     NO_TIMESTAMPS,
@@ -228,15 +233,26 @@ def test_prompts_without_one_window_of_sound_are_refused_by_field(
     llm.llm_engine.core.check_integrity()
 
 
-def test_real_speech_becomes_its_text_without_an_error() -> None:
+def test_real_speech_becomes_its_text_by_ctranslate2s_tokens() -> None:
+    dickens = np.concatenate([*decode_sound(DICKENS.read_bytes(), "file")])
+    clips = [read_wav(JFK)[0], dickens[30 * SAMPLE_RATE :]]
     llm = LLM(str(tiny_en()), dtype="float32", num_gpu_blocks_override=256)
-    prompt = {
-        "encoder_prompt": {"prompt": "", "multi_modal_data": {"audio": read_wav(JFK)}},
-        "decoder_prompt": "<|startoftranscript|><|notimestamps|>",
-    }
-    [result] = llm.generate(prompt, SamplingParams(temperature=0, max_tokens=100))
-    assert result.outputs[0].text.strip() == JFK_TEXT
-    assert result.outputs[0].finish_reason == "stop"
+    prompts = [
+        {
+            "encoder_prompt": {"prompt": "", "multi_modal_data": {"audio": (clip, SAMPLE_RATE)}},
+            "decoder_prompt": "<|startoftranscript|><|notimestamps|>",
+        }
+        for clip in clips
+    ]
+    results = llm.generate(prompts, SamplingParams(temperature=0, max_tokens=100))
+    assert results[0].outputs[0].text.strip() == JFK_TEXT
+    peer = ctranslate2.models.Whisper(str(tiny_en()), compute_type="float32", intra_threads=1)
+    for clip, result in zip(clips, results, strict=True):
+        assert result.outputs[0].finish_reason == "stop"
+        features = ctranslate2.StorageView.from_array(log_mel(clip, 80, 3000)[None])
+        options: dict[str, Any] = {"beam_size": 1, "suppress_blank": False, "suppress_tokens": []}
+        [theirs] = peer.generate(features, [result.prompt_token_ids], **options)
+        assert list(result.outputs[0].token_ids)[:-1] == theirs.sequences_ids[0]
 
 
 @pytest.mark.parametrize(
