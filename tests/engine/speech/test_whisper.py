@@ -275,6 +275,36 @@ def test_what_only_changes_how_steps_run_changes_no_token(
 
 
 @pytest.mark.usefixtures("free_drafts")
+@pytest.mark.parametrize("options", [{}, {"quantization": "int8"}], ids=["float32", "int8"])
+def test_bits_are_the_same_beside_others_resumed_drafted_and_elsewhere(
+    whisper: tuple[Path, list[list[int]]], options: dict[str, Any]
+) -> None:
+    params = SamplingParams(temperature=0, max_tokens=NUM_TOKENS, ignore_eos=True, logprobs=3)
+
+    def bits(llm: LLM, prompts: list[dict[str, Any]]) -> list[Any]:
+        return [result.outputs[0].logprobs for result in llm.generate(prompts, params)]
+
+    isolated, other = _llm(whisper[0], **options), _llm(whisper[0], **options)
+    expected = [bits(isolated, [prompt])[0] for prompt in _prompts()]
+    core = other.llm_engine.core
+    step, calls = core.step, 0
+
+    def step_with_preemptions() -> Any:
+        nonlocal calls
+        calls += 1
+        return core.preempt_all() if calls % 7 == 0 else step()
+
+    core.step = step_with_preemptions  # type: ignore[method-assign]
+    assert bits(other, _prompts()) == expected
+    assert core.scheduler.num_preemptions
+    drafts = {"method": "suffix", "num_speculative_tokens": 32}
+    drafting = _llm(whisper[0], speculative_config=drafts, **options)
+    for _ in range(3):
+        assert bits(drafting, _prompts()) == expected
+    assert drafting.llm_engine.core.stats.spec_decode_num_accepted_tokens_total
+
+
+@pytest.mark.usefixtures("free_drafts")
 def test_the_same_sound_again_takes_no_encoding_and_few_steps_for_its_tenant_alone(
     whisper: tuple[Path, list[list[int]]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
