@@ -93,16 +93,15 @@ def check_url(url: str, *, param: str = "url") -> Target:
     return Target(parts.scheme, parts.hostname, port or default, path)
 
 
-def check_public(url: str, *, param: str = "url") -> Target:
+def check_public(url: str) -> None:
     """Check an address before it is stored: a numeric one must be allowed.
 
     Names are resolved at each request instead, as they may change.
     """
-    target = check_url(url, param=param)
-    address = _literal_address(target.host)
+    host = check_url(url).host
+    address = _literal_address(host)
     if address is not None and not is_allowed_address(address):
-        raise InvalidRequest(f"{target.host} is in a private network.", param=param)
-    return target
+        raise InvalidRequest(f"{host} is in a private network.", param="url")
 
 
 def _literal_address(host: str) -> Address | None:

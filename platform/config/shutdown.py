@@ -48,13 +48,13 @@ def run_and_exit_fast(work: Callable[[], object]) -> None:
         raise
 
 
-def exit_after_timeout(seconds: float, clock: Callable[[float], None] = time.sleep) -> None:
+def exit_after_timeout(seconds: float) -> None:
     """Exit this process after at most `seconds`, even if its threads still wait, for example for a
     database lock or a peer that doesn't answer. Logs their stacks.
     """
 
     def watch() -> None:
-        clock(seconds)
+        time.sleep(seconds)
         logger.warning("not ended after %g s; it waits for this:\n%s", seconds, _dump_stacks())
         logging.shutdown()
         os._exit(1)
