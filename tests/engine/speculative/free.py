@@ -28,6 +28,5 @@ def make_drafts_free(monkeypatch: pytest.MonkeyPatch, *, timed: bool = False) ->
     monkeypatch.setattr(Planner, "record", lambda *_: None)  # so none goes without, to be compared
     monkeypatch.setattr(StepTimes, "widest", 10**6)
     monkeypatch.setattr(LossBound, "budget", lambda *_: 1e9)
-    monkeypatch.setattr(LossBound, "can_look_up", lambda *_: True)
     monkeypatch.setattr(LossBound, "can_read", lambda *_: True)
     monkeypatch.setattr(LossBound, "can_draft", lambda *_: True)
