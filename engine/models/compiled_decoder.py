@@ -11,8 +11,8 @@ from collections.abc import Mapping, Sequence
 
 from engine.models.decoder_spec import DecoderSpec
 from engine.models.forward_context import LayerCache
-from engine.models.layers.linear import LayerWeights, StateWeights
 from engine.models.layers.mamba import LayerStateCache
+from engine.models.layers.weights import LayerWeights, StateWeights
 from kernels import KernelSet
 from kernels.compiled_decoder import StateLayer
 from kernels.interface import CompiledDecoder, NormWeights

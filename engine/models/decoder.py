@@ -31,17 +31,11 @@ from engine.models.forward_context import AttentionMetadata, KVScales, LayerCach
 from engine.models.layers.altup import AltUpEnds
 from engine.models.layers.decoder_layer import Layer, adapted, build_layer
 from engine.models.layers.describe import describe
-from engine.models.layers.linear import (
-    AltUpModelWeights,
-    LayerWeights,
-    MoeBlock,
-    TableDescription,
-    experts_of,
-    named_tensors,
-)
+from engine.models.layers.linear import MoeBlock, TableDescription, experts_of
 from engine.models.layers.mamba import StateTable
 from engine.models.layers.moe import Weights
 from engine.models.layers.norm import Norm, make_norm
+from engine.models.layers.weights import AltUpModelWeights, LayerWeights, named_tensors
 from engine.models.lora import NO_ADAPTERS, DeviceHeads, StepAdapters
 from engine.models.rotary_embedding import rotate_in_planes
 from engine.models.sharding import ExpertShard, ModelShard, check_stages

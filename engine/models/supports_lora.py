@@ -11,14 +11,11 @@ import torch
 from torch import Tensor
 
 from engine.models.forward_context import AttentionMetadata
-from engine.models.layers.linear import (
-    AttentionWeights,
-    FusedLinear,
-    LatentWeights,
-    LayerWeights,
-)
+from engine.models.layers.linear import FusedLinear
+from engine.models.layers.weights import LatentWeights, LayerWeights
 from engine.models.lora import CROSS_KV, NO_ADAPTERS, DeviceHeads, LoraContext, StepAdapters
 from kernels import KernelSet, LinearLayer
+from kernels.interface import AttentionWeights
 from kernels.lora import (
     EMBEDDING,
     EMBEDDING_ROWS,

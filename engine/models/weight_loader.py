@@ -16,35 +16,35 @@ from engine.models.expert_loader import ExpertLoader
 from engine.models.layers.linear import (
     AltUpDescription,
     AltUpModelDescription,
-    AltUpModelWeights,
-    AltUpWeights,
     AttentionDescription,
-    AttentionWeights,
-    CrossWeights,
     FusedLinear,
     LatentDescription,
-    LatentWeights,
     LayerDescription,
-    LayerWeights,
     LinearPart,
-    LruWeights,
     MlpDescription,
-    MlpWeights,
     ModelDescription,
     MoeBlock,
     NormDescription,
     SharedBlockDescription,
-    SharedBlockWeights,
     SparseIndexDescription,
-    SparseIndexWeights,
     StateDescription,
-    StateWeights,
     TableDescription,
-    TokenMixerWeights,
     described_linears,
 )
 from engine.models.layers.moe import (
     Weights,
+)
+from engine.models.layers.weights import (
+    AltUpModelWeights,
+    AltUpWeights,
+    CrossWeights,
+    LatentWeights,
+    LayerWeights,
+    LruWeights,
+    SharedBlockWeights,
+    SparseIndexWeights,
+    StateWeights,
+    TokenMixerWeights,
 )
 from engine.models.lora import LowRankLinear
 from engine.models.relative_position import logarithmic_bucket
@@ -62,7 +62,9 @@ from engine.quantization.report import layer_report
 from kernels import KernelSet, LinearLayer
 from kernels.interface import (
     NO_NORM,
+    AttentionWeights,
     HeadNormWeights,
+    MlpWeights,
     NormWeights,
     PerHeadLinear,
     ScanWeights,

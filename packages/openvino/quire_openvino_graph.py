@@ -15,7 +15,7 @@ from torch import Tensor
 
 from engine.models.decoder import NativeDecoder
 from engine.models.decoder_spec import DecoderSpec
-from engine.models.layers.linear import LayerWeights
+from engine.models.layers.weights import LayerWeights
 from kernels import LinearLayer
 from kernels.interface import (
     ActivationSpec,

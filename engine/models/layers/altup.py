@@ -17,8 +17,8 @@ from torch import Tensor
 from engine.models.decoder_spec import AltUpSpec
 from engine.models.forward_context import AttentionMetadata
 from engine.models.layers.attention import SelfAttention
-from engine.models.layers.linear import AltUpModelWeights, AltUpWeights
 from engine.models.layers.norm import Norm, Transform
+from engine.models.layers.weights import AltUpModelWeights, AltUpWeights
 
 #: Minimum of a hidden state's mean square.
 _MIN_SQUARE = 1e-5

@@ -26,17 +26,6 @@ from engine.models.layers.attention import (
     SelfAttention,
     ValueRMSNorm,
 )
-from engine.models.layers.linear import (
-    AltUpWeights,
-    AttentionWeights,
-    CrossWeights,
-    LatentWeights,
-    LayerWeights,
-    MlpWeights,
-    SharedBlockWeights,
-    StateWeights,
-    TokenMixerWeights,
-)
 from engine.models.layers.mamba import StateMixer, make_mixer
 from engine.models.layers.mla import MlaAttention, SparseIndex
 from engine.models.layers.norm import (
@@ -49,9 +38,18 @@ from engine.models.layers.norm import (
     mlp_of,
     scaled,
 )
+from engine.models.layers.weights import (
+    AltUpWeights,
+    CrossWeights,
+    LatentWeights,
+    LayerWeights,
+    SharedBlockWeights,
+    StateWeights,
+    TokenMixerWeights,
+)
 from engine.models.lora import LatentLora, LoraContext, LoraHeads, LoraLinear, LoraMoe
 from kernels import KernelSet, LinearLayer
-from kernels.interface import NO_NORM, HeadNormWeights, NormWeights
+from kernels.interface import NO_NORM, AttentionWeights, HeadNormWeights, MlpWeights, NormWeights
 from kernels.layers import gated_activation
 
 

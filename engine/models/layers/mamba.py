@@ -9,8 +9,8 @@ from torch import Tensor
 
 from engine.models.decoder_spec import MambaSpec
 from engine.models.forward_context import AttentionMetadata
-from engine.models.layers.linear import LruWeights, StateWeights
 from engine.models.layers.norm import Norm, RMSNorm, Transform, make_norm
+from engine.models.layers.weights import LruWeights, StateWeights
 from kernels import KernelSet, LinearLayer
 from kernels.interface import ScanInputs, ScanWeights, StateRows
 from kernels.tensors import to_device

@@ -20,8 +20,8 @@ from torch import Tensor
 
 from engine.models.decoder_spec import MlaSpec, SparseIndexSpec
 from engine.models.forward_context import AttentionMetadata, LayerCache
-from engine.models.layers.linear import LatentWeights, SparseIndexWeights
 from engine.models.layers.norm import Transform
+from engine.models.layers.weights import LatentWeights, SparseIndexWeights
 from kernels import KernelSet
 from kernels.interface import MlaArgs
 

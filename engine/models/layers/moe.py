@@ -22,10 +22,9 @@ from torch import Tensor
 
 from engine.contract.errors import ModelLoadError
 from engine.models.decoder_spec import DecoderSpec, MoeSpec
-from engine.models.layers.linear import MlpWeights
 from engine.quantization.packing import WeightSource
 from kernels import KernelSet, LinearLayer
-from kernels.interface import ActivationSpec, MixtureOfExperts
+from kernels.interface import ActivationSpec, MixtureOfExperts, MlpWeights
 from kernels.layers import gated_activation
 from kernels.lora import MoeLoraMapping, SharedExpertLora
 

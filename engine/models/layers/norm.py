@@ -13,9 +13,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from engine.models.layers.linear import MlpWeights
 from kernels import KernelSet
-from kernels.interface import NormWeights
+from kernels.interface import MlpWeights, NormWeights
 from kernels.layers import gated_activation
 
 #: A function of a tensor's rows, independent of each other.

@@ -20,16 +20,11 @@ from engine.models.forward_context import AttentionMetadata, LayerCache
 from engine.models.layers.attention import SelfAttention
 from engine.models.layers.decoder_layer import build_layer
 from engine.models.layers.describe import describe_layer
-from engine.models.layers.linear import (
-    FusedLinear,
-    LayerWeights,
-    LinearPart,
-    NormDescription,
-    TableDescription,
-)
+from engine.models.layers.linear import FusedLinear, LinearPart, NormDescription, TableDescription
 from engine.models.layers.mla import MlaAttention
 from engine.models.layers.moe import Weights
 from engine.models.layers.norm import make_norm
+from engine.models.layers.weights import LayerWeights
 from engine.models.weight_loader import WeightLoader
 from engine.quantization.packing import QuantScheme
 from engine.speculative.heads.layer import LayerDraftHeads, PagedLayer, TargetModel

@@ -7,9 +7,8 @@ import pytest
 import torch
 
 from engine.models.decoder_spec import MoeSpec
-from engine.models.layers.linear import MlpWeights
 from engine.models.layers.moe import GroupedMoe
-from kernels.interface import ActivationSpec, ExpertLayers
+from kernels.interface import ActivationSpec, ExpertLayers, MlpWeights
 from kernels.lora import EXPERTS, LoraMapping, LoraSlice, LoraWeights, MoeLoraMapping
 from kernels.moe import SequentialMoe
 from kernels.triton import TritonKernels
