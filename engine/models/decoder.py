@@ -29,7 +29,8 @@ from engine.models.decoder_spec import DecoderSpec
 from engine.models.expert_loader import ExpertLoader
 from engine.models.forward_context import AttentionMetadata, KVScales, LayerCache, allocate_kv_cache
 from engine.models.layers.altup import AltUpEnds
-from engine.models.layers.decoder_layer import Layer, adapted, build_layer
+from engine.models.layers.build_layer import adapted, build_layer
+from engine.models.layers.decoder_layer import Layer
 from engine.models.layers.describe import describe
 from engine.models.layers.linear import MoeBlock, TableDescription, experts_of
 from engine.models.layers.mamba import StateTable

@@ -18,7 +18,7 @@ from engine.contract.errors import ModelLoadError
 from engine.models.decoder_spec import COUNT, FAMILIES, DecoderSpec, num_mtp_layers, with_mtp_layer
 from engine.models.forward_context import AttentionMetadata, LayerCache
 from engine.models.layers.attention import SelfAttention
-from engine.models.layers.decoder_layer import build_layer
+from engine.models.layers.build_layer import build_layer
 from engine.models.layers.describe import describe_layer
 from engine.models.layers.linear import FusedLinear, LinearPart, NormDescription, TableDescription
 from engine.models.layers.mla import MlaAttention
