@@ -259,7 +259,9 @@ class StateManager(SingleTypeManager):
             self._keep(sequence, positions.pop(), quota)
         if record.repeats_output is False:
             return
-        if num_tokens % self._interval == 0 and num_tokens > record.num_tokens:
+        # A prompt of full blocks goes on from its very end only in a later turn.
+        ends = num_tokens == record.num_tokens and num_tokens % self.block_size == 0
+        if ends or (num_tokens > record.num_tokens and num_tokens % self._interval == 0):
             self._keep(sequence, num_tokens, quota)
 
     def _keep(self, sequence: CacheableSequence, num_tokens: int, quota: TenantQuota) -> None:
@@ -325,7 +327,7 @@ class StateManager(SingleTypeManager):
             record.cached.append((num_tokens, key))
             if num_tokens >= record.end:
                 self._evict_superfluous(record, num_tokens)
-            if num_tokens > record.num_tokens:
+            if num_tokens >= record.num_tokens:
                 if record.latest is not None and record.latest[0].block_hash == record.latest[1]:
                     self.pool.discard(record.latest[0])
                 record.latest = block, key

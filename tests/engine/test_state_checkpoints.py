@@ -105,7 +105,7 @@ def test_where_prompts_part_is_known_from_the_second_on() -> None:
         retained_num_tokens = [num_tokens for _, num_tokens, _ in states.pop_checkpoints()]
         if turn == 1:
             assert kv.miss_reason(sequence, prefix, reads_cache=True) == "no_state"
-            assert retained_num_tokens == [192, 224]
+            assert retained_num_tokens == [192, 224, 240]
         finish(kv, sequence)
 
 
@@ -122,6 +122,20 @@ def test_a_later_state_of_an_output_replaces_the_one_before() -> None:
     cached = [block for block in states.pool.blocks if block.block_hash is not None]
     assert len(cached) == 2  # the prompt's end, and the last one
     assert kv.get_computed_blocks(Tokens(2, list(range(400)))).num_tokens == 256
+
+
+def test_a_turn_goes_on_from_the_end_of_a_prompt_in_full_blocks() -> None:
+    """The same prompt computes its last block anew, but what follows it needn't."""
+    kv, _ = make(6)
+    sequence, quota = Tokens(1, list(range(48))), kv.quotas.get("")
+    start(kv, sequence)
+    for count in range(48, 53):
+        kv.start_step()
+        sequence.token_ids.append(count)
+        assert kv.allocate_slots(sequence, quota, count, 1) is not None
+    finish(kv, sequence)
+    assert kv.get_computed_blocks(Tokens(2, list(range(48)))).num_tokens == 32
+    assert kv.get_computed_blocks(Tokens(3, list(range(100)))).num_tokens == 48
 
 
 def test_running_sequences_come_before_checkpoints() -> None:
