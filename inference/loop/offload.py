@@ -34,15 +34,16 @@ class FairThreadPool:
 
     Args:
         jobs: name of the jobs in errors.
-        tenant_per_thread: maximum number of a tenant's jobs per thread that wait or run.
+        tenant_per_thread: maximum number of a tenant's jobs per thread that wait or run; None:
+            `TENANT_PER_THREAD`.
     """
 
     def __init__(
-        self, threads: int, name: str, jobs: str, tenant_per_thread: int = TENANT_PER_THREAD
+        self, threads: int, name: str, jobs: str, tenant_per_thread: int | None = None
     ) -> None:
         self._jobs_name = jobs
         self._threads = ThreadPoolExecutor(threads, thread_name_prefix=name)
-        self._tenant_capacity = threads * tenant_per_thread
+        self._tenant_capacity = threads * (tenant_per_thread or TENANT_PER_THREAD)
         self._capacity = threads * ALL_PER_THREAD
         self._lock = threading.Lock()
         self._queues: dict[str, deque[tuple[Future[Any], Callable[[], Any]]]] = {}
