@@ -83,7 +83,7 @@ def test_ranks_with_some_tokens_each_give_the_bits_of_one(
 @pytest.mark.parametrize("stages", [1, 2])
 def test_families_give_the_bits_of_one(family: str, stages: int, checkpoint: Folder) -> None:
     folder = checkpoint(family)
-    with running(folder, 1, skip_tokenizer_init=True) as llm:
+    with running(folder, 1, skip_tokenizer_init=True, **PLENTY) as llm:
         expected = outputs(llm)
     settings = {"pipeline_parallel_size": stages, **DEALT}
     with running(folder, 2, skip_tokenizer_init=True, **settings) as llm:

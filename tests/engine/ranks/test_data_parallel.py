@@ -189,9 +189,8 @@ def test_replicas_that_share_experts_serve_requests_of_their_own(
         assert two.tokens("c") == expected[3]
         events = stack.enter_context(redis.Redis.from_url(redis_url).pubsub())
         events.subscribe(redis_keys.replica_events_channel(key_prefix))
-        two.request("d", inputs[3], max_tokens=400)
-        while not two.tokens("d"):
-            two.read()
+        two.request("d", inputs[3], max_tokens=180)
+        two.wait(lambda: bool(two.tokens("d")))
         processes[0].kill()
         assert processes[1].wait(30) == EXIT_FAULT
         exits = []
