@@ -245,6 +245,22 @@ def test_tensorizer(source: Path, bare: Path, expected: list[int]) -> None:
         answer(bare, **settings)
 
 
+@pytest.mark.slow
+def test_ranks_read_their_parts_of_any_format(
+    source: Path, bare: Path, tmp_path: Path, expected: list[int]
+) -> None:
+    target = tmp_path / "sharded"
+    shutil.copytree(bare, target)
+    llm = LLM(str(source), **SMALL, tensor_parallel_size=2)
+    llm.llm_engine.save_sharded_state(str(target))
+    llm.core.shutdown()
+    serializer = TensorSerializer(str(bare / "model.tensors"))
+    serializer.write_state_dict(tensors(source))
+    serializer.close()
+    for folder, load_format in ((target, "sharded_state"), (bare, "tensorizer")):
+        assert answer(folder, load_format=load_format, tensor_parallel_size=2) == expected
+
+
 def test_weights_are_rounded_while_they_load_from_any_format(source: Path, bare: Path) -> None:
     write_pt(source, bare)
     assert answer(bare, load_format="pt", quantization="int8") == answer(
