@@ -337,6 +337,7 @@ def _clips(count: int) -> list[tuple[str, np.ndarray, bool]]:
     return clips
 
 
+@pytest.mark.timeout(1200)
 @pytest.mark.parametrize("count", [4, pytest.param(200, marks=pytest.mark.slow)])
 def test_no_clip_loops_and_none_with_speech_is_empty(client: openai.OpenAI, count: int) -> None:
     for number, (kind, samples, is_speech) in enumerate(_clips(count)):
