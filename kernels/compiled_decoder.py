@@ -9,8 +9,15 @@ from typing import NamedTuple, Protocol
 
 from torch import Tensor
 
-from kernels.layers import LinearLayer, MixtureOfExperts, MlpWeights, NormWeights
-from kernels.lora import LayerLoras, LoraTable, TableSegment
+from kernels.layers import (
+    AttentionWeights,
+    LinearLayer,
+    MixtureOfExperts,
+    MlpWeights,
+    NormWeights,
+    PerHeadLinear,
+)
+from kernels.lora import LayerLoras, LoraTable, PackedLora, TableSegment
 from kernels.ssm import ScanWeights, StateRows
 
 
@@ -29,6 +36,8 @@ class DecoderShape(Protocol):
         mlp_gate_scale: the factor of the MLP's gate before the activation.
         attention_output_gate: whether each head's query is followed by a gate, whose sigmoid
             multiplies the head's output.
+        normed_residual: if what a norm gives becomes the residual, its factors before attention,
+            before a state and before the MLP; otherwise ().
     """
 
     @property
@@ -73,13 +82,15 @@ class DecoderShape(Protocol):
     def mlp_gate_scale(self) -> float: ...
     @property
     def mlp_output_scale(self) -> float: ...
+    @property
+    def normed_residual(self) -> Sequence[float]: ...
 
 
 class DecoderLayer(Protocol):
     """A layer: norm, attention, norm, MLP or experts. Either half may be missing.
 
     Attributes:
-        attention: `AttentionWeights` of a layer with a cache; other kinds can't be compiled.
+        attention: `AttentionWeights` of a layer with a cache, or a `LatentLayer` beside it.
         attention_out_norm, mlp_out_norm: norms of the outputs of attention and MLP before they are
         added to the residual.
         mlp_norm: None in a parallel layer, where the MLP has attention's input.
@@ -102,6 +113,54 @@ class DecoderLayer(Protocol):
     def mlp_out_norm(self) -> NormWeights: ...
 
 
+class LruGates(Protocol):
+    """The gates and decays of a real-gated linear recurrent unit, see `KernelSet.lru_inputs`.
+
+    Attributes:
+        gates: each head's projection to its input gates, followed by its recurrence gates.
+        gate_biases: float32 [heads, 2 * value_size].
+        decay: float32 [values].
+    """
+
+    @property
+    def gates(self) -> PerHeadLinear: ...
+    @property
+    def gate_biases(self) -> Tensor: ...
+    @property
+    def decay(self) -> Tensor: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LatentLayer:
+    """Attention over latents, whose cache has one vector per token: the rotated key, followed by
+    the latent. Norms are RMS.
+
+    Attributes:
+        inputs: the projection of the hidden state to the queries or their latent, to the latent and
+            to the key that is rotated.
+        queries, query_norm: the projection from the queries' latent, and the norm before it; None
+            without such a latent. The last values of a query are rotated.
+        latent_norm: float32 [latent].
+        into: each head's projection from the unrotated part of its query to the latents' space.
+        out_of: each head's projection from weighted sums of latents to values.
+        output: the output projection.
+        cos_sin: the rotary table; None for no rotation.
+        rotary: the number of rotated values.
+        eps: the epsilon of both norms.
+    """
+
+    inputs: LinearLayer
+    queries: LinearLayer | None
+    query_norm: Tensor | None
+    latent_norm: Tensor
+    into: PerHeadLinear
+    out_of: PerHeadLinear
+    output: LinearLayer
+    cos_sin: Tensor | None
+    rotary: int
+    eps: float
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StateLayer:
     """A layer with a recurrent state, instead of attention or beside it. All tensors except
@@ -109,19 +168,26 @@ class StateLayer:
 
     Attributes:
         kind: "mamba2"; "mamba1", whose heads have one value each; "delta", the gated delta rule;
-            "conv", a short convolution between two gates.
+            "conv", a short convolution between two gates; "lightning", linear attention; "kda",
+            Kimi delta attention; "rg_lru", the real-gated linear recurrent unit.
         inputs: the projection of the hidden state: "mamba2": to gate, values, keys, queries and
             rates; "mamba1": to values and gate; "delta": by key head to query, key, values and
-            gates of its heads; "conv": to the gates before and after the convolution, and values.
+            gates of its heads; "conv": to the gates before and after the convolution, and values;
+            "lightning": by head to query, key and values, then to the gates; "kda": to queries,
+            keys, values, the inputs of `rates` and of `gates`, and betas; "rg_lru": to values and
+            gate.
         input_scales: factors of its outputs; None for 1.
         selection: "mamba1": the projection of the convolution's result to the inputs of `rates`,
             keys and queries, which `selection_norms` norm; otherwise None and ().
-        rates: the projection to rates in "mamba1", to each key head's betas and rates in "delta".
+        rates: the projection to rates in "mamba1" and "kda", to each key head's betas and rates in
+            "delta".
+        gates: the projection to gates in "kda".
+        lru: the gates and decays of "rg_lru".
         conv, conv_bias: [width, channels] and [channels]. The channels are values, keys and queries
             ("mamba2"), queries, keys and values ("delta"), or values.
-        scan: the scan's parameters by head; None for "conv".
-        norm: the norm of the heads' outputs: [values], in groups by key head ("mamba2"), or
-            [value_size] ("delta"); or None.
+        scan: the scan's parameters by head; None for "conv" and "rg_lru".
+        norm: the norm of the heads' outputs: [values], in groups by key head in "mamba2", or
+            [value_size] ("delta", "kda"); or None. `eps` is its epsilon.
         norm_before_gate: whether the norm precedes the gate.
         output: the output projection, multiplied by `output_scale`.
         key_heads: number of heads of keys and queries.
@@ -135,10 +201,13 @@ class StateLayer:
     selection: LinearLayer | None = None
     selection_norms: Sequence[NormWeights] = ()
     rates: LinearLayer | None = None
+    gates: LinearLayer | None = None
+    lru: LruGates | None = None
     conv: Tensor
     conv_bias: Tensor | None
     scan: ScanWeights | None
     norm: Tensor | None
+    eps: float
     norm_before_gate: bool
     output: LinearLayer
     output_scale: float
@@ -146,6 +215,28 @@ class StateLayer:
     conv_states: Tensor
     scan_states: Tensor
     scan_scales: Tensor | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SharedBlock:
+    """A block before a layer's state, whose weights several layers may share. The state's input is
+
+        mixer_norm(residual + output(mlp(mlp_norm(attention(attention_norm(both))))))
+
+    where `both` is the residual beside the embedding. The layer's cache is the block's.
+
+    Attributes:
+        qkv_added, up_added: this layer's own additions to the projections; None for none.
+    """
+
+    attention_norm: NormWeights
+    attention: AttentionWeights
+    mlp_norm: NormWeights
+    mlp: MlpWeights
+    output: LinearLayer
+    mixer_norm: NormWeights
+    qkv_added: PackedLora | None
+    up_added: PackedLora | None
 
 
 #: Keys, values and their scales: see `rope_and_cache`.

@@ -23,6 +23,8 @@ from kernels.compiled_decoder import (
     DecoderLayer,
     DecoderShape,
     KVCache,
+    LatentLayer,
+    SharedBlock,
     StateLayer,
 )
 from kernels.layers import (
@@ -185,13 +187,16 @@ class KernelSet(LinearFactory, StateOperations):
         groups: Sequence[int],
         final_norm: NormWeights,
         states: Sequence[StateLayer | None] = (),
+        latents: Sequence[LatentLayer | None] = (),
+        blocks: Sequence[SharedBlock | None] = (),
         kv_ranks: RankGroup | None = None,
     ) -> CompiledDecoder | None:
         """Return a decoder that runs all layers in one call; None if this set has none.
 
         `caches` and `groups` are per layer. A group selects the slots and block tables of the
         layer, since layers may store their tokens in different ones. A layer without a cache has no
-        attention. `states` are per layer, too; () for none. `kv_ranks`: see `AttentionArgs.ranks`.
+        attention. `states`, `latents` and `blocks` are per layer, too; () for none. `kv_ranks`: see
+        `AttentionArgs.ranks`.
 
         Its results equal those of the separate operations bitwise, except for LayerNorm, which is
         close to torch's. The linear layers and experts must belong to this set. Raises ValueError

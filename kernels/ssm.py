@@ -14,7 +14,10 @@ have one value) or from rates per key (Kimi delta attention, arXiv 2510.26692). 
 share a key and a query if there are fewer of these than heads.
 
 `diagonal_scan`: each channel has a number h, which a token replaces by decay * h + x (the
-real-gated linear recurrent unit, arXiv 2402.19427).
+real-gated linear recurrent unit, arXiv 2402.19427). `lru_inputs` computes both for that unit:
+
+    decay = exp(sigmoid(recurrence gate) * log decay)
+    x = sigmoid(input gate) * input * sqrt(1 - decay^2), without the root at position 0
 """
 
 from __future__ import annotations
@@ -231,6 +234,31 @@ def check_diagonal(x: Tensor, decay: Tensor, states: Tensor) -> None:
         )
 
 
+def lru_inputs(
+    x: Tensor, gates: Tensor, biases: Tensor, decay: Tensor, positions: Tensor
+) -> tuple[Tensor, Tensor]:
+    """See `KernelSet.lru_inputs`."""
+    check_lru(x, gates, biases, decay, positions)
+    halves = (gates + biases).sigmoid().chunk(2, dim=-1)
+    input_gate, recurrence_gate = (half.flatten(1) for half in halves)
+    log_decay = recurrence_gate * decay
+    norm = torch.expm1(2 * log_decay).neg_().sqrt_()
+    # A sequence's first token is used unchanged: there is no state to decay.
+    norm = torch.where((positions == 0)[:, None], 1.0, norm)
+    return x * input_gate * norm, log_decay.exp()
+
+
+def check_lru(x: Tensor, gates: Tensor, biases: Tensor, decay: Tensor, positions: Tensor) -> None:
+    """Raise ValueError for inconsistent shapes."""
+    heads, both = biases.shape
+    fits = gates.shape == (len(x), heads, both) and x.shape == (len(x), heads * both // 2)
+    if not fits or decay.shape != x.shape[1:] or positions.shape != x.shape[:1]:
+        raise ValueError(
+            f"x {describe(x)}, gates {describe(gates)}, biases {describe(biases)} and decay "
+            f"{describe(decay)} don't go together"
+        )
+
+
 def _opened(states: Tensor, scales: Tensor | None, row: int) -> Tensor:
     """Return one row of the states, multiplied by its scales."""
     return states[row] if scales is None else states[row] * scales[row].unsqueeze(-1)
@@ -299,3 +327,14 @@ class StateOperations:
         tokens. `of`: the rows and tokens of sequences.
         """
         return diagonal_scan(x, decay, states, of)
+
+    def lru_inputs(
+        self, x: Tensor, gates: Tensor, biases: Tensor, decay: Tensor, positions: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Return x and decay of `diagonal_scan` for a real-gated linear recurrent unit.
+
+        x [T, heads * size], contiguous; gates [T, heads, 2 * size]: each head's input gates, then
+        its recurrence gates, before `biases` [heads, 2 * size] and the sigmoid; decay [heads *
+        size], the logarithm of the decay for a recurrence gate of 1; positions int64 [T].
+        """
+        return lru_inputs(x, gates, biases, decay, positions)

@@ -8,15 +8,24 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from engine.models.decoder_spec import DecoderSpec
 from engine.models.forward_context import LayerCache
-from engine.models.layers.mamba import LayerStateCache
-from engine.models.layers.weights import LayerWeights, StateWeights
+from engine.models.layers.mamba import LIGHTNING_NORM_EPS, LayerStateCache
+from engine.models.layers.weights import (
+    LatentWeights,
+    LayerWeights,
+    SharedBlockWeights,
+    StateWeights,
+    TokenMixerWeights,
+)
+from engine.models.lora import LowRankLinear
 from kernels import KernelSet
-from kernels.compiled_decoder import StateLayer
+from kernels.compiled_decoder import LatentLayer, SharedBlock, StateLayer
 from kernels.interface import CompiledDecoder, NormWeights
-from kernels.layers import ACTIVATIONS
+from kernels.layers import ACTIVATIONS, LinearLayer
+from kernels.lora import PackedLora
 
 log = logging.getLogger(__name__)
 
@@ -51,6 +60,8 @@ def compile_decoder(
                 [group for _, group in by_layer],
                 final_norm,
                 [_state_layer(spec, layer, states.get(i)) for i, layer in enumerate(layers)],
+                [_latent_layer(layer.attention) for layer in layers],
+                [_shared_block(layer.shared) for layer in layers],
                 caches[0].ranks if caches else None,
             )
             reason = f"{ops.name} kernels have no other way"
@@ -75,10 +86,13 @@ def _state_layer(
         selection=weights.selection,
         selection_norms=weights.selection_norms,
         rates=weights.rates,
+        gates=weights.gates,
+        lru=weights.lru,
         conv=weights.conv,
         conv_bias=weights.conv_bias,
         scan=weights.scan,
         norm=weights.norm,
+        eps=LIGHTNING_NORM_EPS if spec.states.kind == "lightning" else spec.norm_eps,
         norm_before_gate=spec.states.norm_before_gate,
         output=weights.output,
         output_scale=spec.states.output_scale,
@@ -89,12 +103,52 @@ def _state_layer(
     )
 
 
+def _latent_layer(weights: TokenMixerWeights | None) -> LatentLayer | None:
+    """Return how a layer attends over latents; None if it doesn't."""
+    if not isinstance(weights, LatentWeights):
+        return None
+    return LatentLayer(
+        inputs=weights.inputs,
+        queries=weights.queries,
+        query_norm=weights.query_norm,
+        latent_norm=weights.latent_norm,
+        into=weights.into,
+        out_of=weights.out_of,
+        output=weights.o,
+        cos_sin=weights.cos_sin,
+        rotary=weights.latents.qk_rope_head_dim,
+        eps=weights.latents.norm_eps,
+    )
+
+
+def _shared_block(weights: SharedBlockWeights | None) -> SharedBlock | None:
+    if weights is None:
+        return None
+    qkv, qkv_added = _parts(weights.attention.qkv)
+    up, up_added = _parts(weights.mlp.up)
+    return SharedBlock(
+        attention_norm=weights.attention_norm,
+        attention=replace(weights.attention, qkv=qkv),
+        mlp_norm=weights.mlp_norm,
+        mlp=replace(weights.mlp, up=up),
+        output=weights.output,
+        mixer_norm=weights.mixer_norm,
+        qkv_added=qkv_added,
+        up_added=up_added,
+    )
+
+
+def _parts(linear: LinearLayer) -> tuple[LinearLayer, PackedLora | None]:
+    """Return a linear layer and its own addition, if any."""
+    if isinstance(linear, LowRankLinear):
+        return linear.layer, linear.added
+    return linear, None
+
+
 def _obstacle(spec: DecoderSpec, layers: Sequence[LayerWeights]) -> str:
     """Return what the compiled decoder doesn't support; "" if it supports everything."""
     if spec.activation not in ACTIVATIONS:
         return f"it has the activation {spec.activation}"
-    if spec.normed_residual:
-        return "its residual is what a norm gave"
     if spec.altup is not None:
         return "its tokens have several hidden states"
     if spec.kv_sources or spec.value_norm:
@@ -104,12 +158,10 @@ def _obstacle(spec: DecoderSpec, layers: Sequence[LayerWeights]) -> str:
         return "some of its layers carry a state, and have torch's activations"
     if spec.states is None and (spec.attends or spec.has_mlp):
         return "some of its layers have attention or an MLP alone"
-    if spec.shared is not None:
-        return "its layers share blocks"
     if spec.cross is not None:
         return "it attends to an encoder's states"
-    if spec.latents is not None:
-        return "it attends over latents"
+    if spec.latents is not None and spec.latents.index is not None:
+        return "it attends to chosen latents"
     if any(layer.residual_mlp is not None for layer in layers) or (
         spec.wiring == "parallel" and spec.moe is not None
     ):

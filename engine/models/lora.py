@@ -286,17 +286,17 @@ class LoraLinear(LinearWithAddition):
 
 
 class LowRankLinear(LinearWithAddition):
-    """Adds low-rank weights of its own to all rows of a shared linear layer."""
+    """Adds low-rank weights of its own, `added`, to all rows of a shared linear layer."""
 
     def __init__(self, ops: KernelSet, layer: LinearLayer, added: PackedLora) -> None:
         super().__init__(ops, layer)
-        self._added = added
+        self.layer, self.added = layer, added
         self.nbytes += added.nbytes
 
     def __call__(self, x: Tensor, out: Tensor | None = None) -> Tensor:
         """See `LinearLayer.__call__`."""
         y = self._layer(x, out)
-        self._ops.add_lora(y, x, [(self._added, torch.arange(len(x)))])
+        self._ops.add_lora(y, x, [(self.added, torch.arange(len(x)))])
         return y
 
 

@@ -82,7 +82,9 @@ class LoraLinear(ctypes.Structure):
 class LoraLayer(ctypes.Structure):
     _fields_ = [
         ("qkv", P), ("o", P), ("up", P), ("down", P), ("router", P), ("shared_up", P),
-        ("shared_down", P), ("shared_gate", P), ("expert_ups", P), ("expert_downs", P),
+        ("shared_down", P), ("shared_gate", P), ("state_in", P), ("state_selection", P),
+        ("state_rates", P), ("state_gates", P), ("state_out", P), ("expert_ups", P),
+        ("expert_downs", P),
     ]
 
 
@@ -117,19 +119,34 @@ class DecoderShape(ctypes.Structure):
         ("scale", F), ("soft_cap", F), ("residual_scale", F), ("cache_dtype", N), ("neox", N),
         ("gated", N), ("parallel", N), ("round_inputs", N), ("act", Activation), ("clip_qkv", F),
         ("attention_output_scale", F), ("mlp_gate_scale", F), ("mlp_output_scale", F),
-        ("attention_output_gate", N), ("ranks", P),
+        ("attention_output_gate", N), ("normed_residual", N), ("attention_residual", F),
+        ("state_residual", F), ("mlp_residual", F), ("ranks", P),
     ]
 
 
 class StateLayer(ctypes.Structure):
     _fields_ = [
-        ("inputs", P), ("output", P), ("selection", P), ("rates", P), ("rates_norm", Norm),
-        ("key_norm", Norm), ("query_norm", Norm), ("input_scales", P), ("conv", P),
-        ("conv_bias", P), ("decay", P), ("rate_bias", P), ("skip", P), ("norm", P),
-        ("conv_states", P), ("scan_states", P), ("scan_scales", P), ("num_blocks", L), ("heads", L),
-        ("key_heads", L), ("value_size", L), ("key_size", L), ("width", L), ("channels", L),
-        ("least_rate", F), ("most_rate", F), ("output_scale", F), ("kind", N),
-        ("norm_before_gate", N), ("states_dtype", N),
+        ("inputs", P), ("output", P), ("selection", P), ("rates", P), ("gates", P),
+        ("rates_norm", Norm), ("key_norm", Norm), ("query_norm", Norm), ("input_scales", P),
+        ("head_gates", P), ("gate_biases", P), ("conv", P), ("conv_bias", P), ("decay", P),
+        ("rate_bias", P), ("skip", P), ("norm", P), ("conv_states", P), ("scan_states", P),
+        ("scan_scales", P), ("num_blocks", L), ("heads", L), ("key_heads", L), ("value_size", L),
+        ("key_size", L), ("width", L), ("channels", L), ("least_rate", F), ("most_rate", F),
+        ("output_scale", F), ("eps", F), ("kind", N), ("norm_before_gate", N), ("states_dtype", N),
+    ]
+
+
+class LatentLayer(ctypes.Structure):
+    _fields_ = [
+        ("inputs", P), ("queries", P), ("query_norm", P), ("latent_norm", P), ("into", P),
+        ("out_of", P), ("latent", L), ("rotary", L), ("rest", L), ("value_size", L), ("eps", F),
+    ]
+
+
+class SharedBlock(ctypes.Structure):
+    _fields_ = [
+        ("attention_norm", Norm), ("mlp_norm", Norm), ("mixer_norm", Norm), ("gate_up", P),
+        ("down", P), ("output", P), ("added", LoraLayer),
     ]
 
 
@@ -140,7 +157,7 @@ class DecoderLayer(ctypes.Structure):
         ("key_cache", P), ("value_cache", P), ("key_scales", P), ("value_scales", P), ("window", L),
         ("sparse", Sparse), ("alibi", P), ("sinks", P), ("o", P), ("attention_out_norm", Norm),
         ("mlp_norm", Norm), ("gate_up", P), ("down", P), ("experts", P), ("mlp_out_norm", Norm),
-        ("group", L), ("state", P),
+        ("group", L), ("state", P), ("latents", P), ("shared", P),
     ]
 
 
@@ -225,6 +242,13 @@ class DiagonalScan(ctypes.Structure):
     ]
 
 
+class LruInputs(ctypes.Structure):
+    _fields_ = [
+        ("inputs", P), ("decays", P), ("x", P), ("gates", P), ("biases", P), ("decay", P),
+        ("positions", P), ("tokens", L), ("heads", L), ("size", L),
+    ]
+
+
 class SelectTokens(ctypes.Structure):
     _fields_ = [
         ("out", P), ("queries", P), ("factors", P), ("keys", P), ("visible", P), ("rows", L),
@@ -288,6 +312,7 @@ FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     "quire_causal_conv": (N, [P, N]),
     "quire_linear_scan": (N, [P, N]),
     "quire_diagonal_scan": (N, [P, N]),
+    "quire_lru_inputs": (N, [P, N]),
     "quire_select_tokens": (N, [P, N]),
     "quire_step_new": (P, [P, P]),
     "quire_step_free": (None, [P]),

@@ -15,9 +15,12 @@ from kernels.compiled_decoder import (
     CompiledStep,
     EmbeddingAndHead,
     KVCache,
+    LatentLayer,
+    SharedBlock,
     StateLayer,
 )
 from kernels.cpu import abi as c
+from kernels.cpu.latents import describe_latents
 from kernels.cpu.library import (
     CACHE_DTYPES,
     Library,
@@ -29,7 +32,7 @@ from kernels.cpu.library import (
     sparse_args,
     vector_address,
 )
-from kernels.cpu.lora import CpuLoraTable, LoraSegments
+from kernels.cpu.lora import CpuLoraTable, LoraSegments, NativeLora
 from kernels.cpu.memory import num_threads
 from kernels.cpu.mixers import describe_state
 from kernels.cpu.moe import CpuExperts, activation_of, handle_of, sizes_of
@@ -45,10 +48,11 @@ from kernels.interface import (
     DecoderLayer,
     DecoderShape,
     HeadNormWeights,
+    LinearLayer,
     NormWeights,
     RankGroup,
 )
-from kernels.lora import LayerLoras, LoraTable, TableSegment
+from kernels.lora import LayerLoras, LoraTable, PackedLora, TableSegment
 from kernels.ssm import StateRows
 
 
@@ -64,13 +68,23 @@ class CpuDecoder(CompiledDecoder):
         groups: Sequence[int],
         final_norm: NormWeights,
         states: Sequence[StateLayer | None] = (),
+        latents: Sequence[LatentLayer | None] = (),
+        blocks: Sequence[SharedBlock | None] = (),
         kv_ranks: RankGroup | None = None,
     ) -> None:
-        states = states or [None] * len(layers)
-        if not layers or not len(layers) == len(caches) == len(groups) == len(states):
+        count = len(layers)
+        states = states or [None] * count
+        latents = latents or [None] * count
+        blocks = blocks or [None] * count
+        if not layers or any(
+            len(part) != count for part in (caches, groups, states, latents, blocks)
+        ):
             raise ValueError("a decoder needs layers, each with a cache or None, and a group")
+        if kv_ranks is not None and any(part is not None for part in (*latents, *blocks)):
+            raise ValueError("ranks share its latents or shared blocks")
         attentions = [
-            None if cache is None else _attention(layer) for layer, cache in zip(layers, caches)
+            None if cache is None else of or _attention(layer if block is None else block)
+            for layer, cache, of, block in zip(layers, caches, latents, blocks)
         ]
         attending = [
             (attention, cache)
@@ -84,12 +98,17 @@ class CpuDecoder(CompiledDecoder):
         described_states = [
             None if state is None else describe_state(shape, state) for state in states
         ]
-        self._references = (layers, caches, final_norm, states, described_states, kv_ranks)
+        described_blocks = [
+            None if block is None else _shared_block(shape, block) for block in blocks
+        ]
+        described_latents = [None if of is None else describe_latents(shape, of) for of in latents]
+        parts = list(zip(described_states, described_latents, described_blocks))
+        self._references = (layers, caches, final_norm, states, latents, blocks, parts, kv_ranks)
         table = (c.DecoderLayer * len(layers))(
             *(
-                _layer(shape, layer, attention, cache, group, state)
-                for layer, attention, cache, group, state in zip(
-                    layers, attentions, caches, groups, described_states
+                _layer(shape, layer, attention, cache, group, part)
+                for layer, attention, cache, group, part in zip(
+                    layers, attentions, caches, groups, parts
                 )
             )
         )
@@ -101,7 +120,9 @@ class CpuDecoder(CompiledDecoder):
         if not handle:
             raise MemoryError("no memory for the decoder's table of layers")
         self._handle, self._run, self._library = handle, library.decoder_run, library
-        self._sizes = [_sizes(layer, of) for layer, of in zip(layers, attentions)]
+        self._sizes = [
+            _sizes(layer, of, state) for layer, of, state in zip(layers, attentions, states)
+        ]
         weakref.finalize(self, library.decoder_free, handle).atexit = False  # as in `CpuLinear`
 
     def __call__(
@@ -158,8 +179,6 @@ class CpuDecoder(CompiledDecoder):
         return out
 
     def lora_table(self, layers: LayerLoras) -> LoraTable | None:
-        if self._state_blocks:
-            return None
         supported = all(layer.keys() <= sizes.keys() for layer, sizes in zip(layers, self._sizes))
         return CpuLoraTable(layers, self._sizes) if supported else None
 
@@ -176,9 +195,21 @@ class CpuDecoder(CompiledDecoder):
         return CpuStep(self._library, decoder, self.hidden_size, ends, tables, numbers)
 
 
-def _sizes(layer: DecoderLayer, attention: AttentionWeights | None) -> dict[str, tuple[int, int]]:
+def _sizes(
+    layer: DecoderLayer, attention: Attention | None, state: StateLayer | None
+) -> dict[str, tuple[int, int]]:
     """Return (inputs, outputs) of the linear layers that adapters may change, by slot."""
-    slots = {} if attention is None else {"qkv": attention.qkv, "o": attention.o}
+    slots: dict[str, LinearLayer] = {}
+    if isinstance(attention, AttentionWeights):
+        slots = {"qkv": attention.qkv, "o": attention.o}
+    if state is not None:
+        slots |= {"state_in": state.inputs, "state_out": state.output}
+        optional = {
+            "state_selection": state.selection,
+            "state_rates": state.rates,
+            "state_gates": state.gates,
+        }
+        slots |= {slot: linear for slot, linear in optional.items() if linear is not None}
     if layer.mlp is not None:
         slots |= {"up": layer.mlp.up, "down": layer.mlp.down}
     sizes = {slot: (linear.row_size, linear.out_features) for slot, linear in slots.items()}
@@ -186,15 +217,46 @@ def _sizes(layer: DecoderLayer, attention: AttentionWeights | None) -> dict[str,
     return sizes if experts is None else sizes | sizes_of(experts)
 
 
-def _attention(layer: DecoderLayer) -> AttentionWeights:
+Attention = AttentionWeights | LatentLayer
+
+
+def _attention(layer: DecoderLayer | SharedBlock) -> AttentionWeights:
     if not isinstance(layer.attention, AttentionWeights):
         raise ValueError("some layers have no keys and values")
     return layer.attention
 
 
+def _shared_block(shape: DecoderShape, block: SharedBlock) -> c.SharedBlock:
+    hidden, inner = shape.hidden_size, shape.intermediate_size
+    up = inner * (2 if shape.gated else 1)
+    return c.SharedBlock(
+        attention_norm=describe_norm("attention_norm", block.attention_norm, 2 * hidden),
+        mlp_norm=describe_norm("mlp_norm", block.mlp_norm, hidden),
+        mixer_norm=describe_norm("mixer_norm", block.mixer_norm, hidden),
+        gate_up=handle_of("gate_up", block.mlp.up, (hidden, up)),
+        down=handle_of("down", block.mlp.down, (inner, hidden)),
+        output=handle_of("output", block.output, (hidden, hidden)),
+        added=c.LoraLayer(
+            qkv=_added(block.qkv_added, block.attention.qkv),
+            up=_added(block.up_added, block.mlp.up),
+        ),
+    )
+
+
+def _added(added: PackedLora | None, layer: LinearLayer) -> int | None:
+    """Return the address of an addition. Raises ValueError unless it's the layer's."""
+    if added is None:
+        return None
+    if not isinstance(added, NativeLora):
+        raise ValueError("an addition must be packed by these kernels")
+    if (added.in_features, added.out_features) != (layer.in_features, layer.out_features):
+        raise ValueError(f"an addition maps {added.in_features} to {added.out_features} values")
+    return added.address
+
+
 def _shape(
     shape: DecoderShape,
-    attending: list[tuple[AttentionWeights, KVCache]],
+    attending: list[tuple[Attention, KVCache]],
     kv_ranks: RankGroup | None,
 ) -> c.DecoderShape:
     # Without attention there are no blocks; these values aren't used.
@@ -207,6 +269,7 @@ def _shape(
         block_size *= kv_ranks.size
     table = _rotary_table(attending)
     max_position, rotary = (0, 0) if table is None else table.shape
+    factors = shape.normed_residual
     act = ActivationSpec(shape.activation, shape.activation_limit, shape.activation_alpha)
     return c.DecoderShape(
         hidden=shape.hidden_size,
@@ -233,6 +296,10 @@ def _shape(
         mlp_gate_scale=shape.mlp_gate_scale,
         mlp_output_scale=shape.mlp_output_scale,
         attention_output_gate=shape.attention_output_gate,
+        normed_residual=bool(factors),
+        attention_residual=factors[0] if factors else 0.0,
+        state_residual=factors[1] if factors else 0.0,
+        mlp_residual=factors[2] if factors else 0.0,
         ranks=ranks,
     )
 
@@ -252,13 +319,14 @@ def _head_norm(name: str, norm: HeadNormWeights | None, heads: int, size: int) -
 def _layer(
     shape: DecoderShape,
     layer: DecoderLayer,
-    attention: AttentionWeights | None,
+    attention: Attention | None,
     cache: KVCache | None,
     group: int,
-    state: c.StateLayer | None,
+    parts: tuple[c.StateLayer | None, c.LatentLayer | None, c.SharedBlock | None],
 ) -> c.DecoderLayer:
     mlp, mlp_norm = layer.mlp, layer.mlp_norm or NO_NORM
     hidden, size, inner = shape.hidden_size, shape.head_dim, shape.intermediate_size
+    state, latents, block = parts
     described = c.DecoderLayer(
         input_norm=describe_norm("input_norm", layer.input_norm, hidden),
         attention_out_norm=describe_norm("attention_out_norm", layer.attention_out_norm, hidden),
@@ -270,7 +338,9 @@ def _layer(
         experts=_experts(shape, layer),
         mlp_out_norm=describe_norm("mlp_out_norm", layer.mlp_out_norm, hidden),
         group=group,
-        state=None if state is None else ctypes.addressof(state),
+        state=_address(state),
+        latents=_address(latents),
+        shared=_address(block),
     )
     if attention is None or cache is None:
         if state is None and described.gate_up is None and described.experts is None:
@@ -278,8 +348,20 @@ def _layer(
         return described
     q, kv = shape.num_heads * size, shape.num_kv_heads * size
     keys, values, key_scales, value_scales = cache
+    described.cos_sin = address(attention.cos_sin)
+    described.key_cache, described.value_cache = address(keys), address(values)
+    described.key_scales, described.value_scales = address(key_scales), address(value_scales)
+    if isinstance(attention, LatentLayer):
+        width = shape.num_heads * attention.out_of.layers[0].out_features
+        described.o = handle_of("o", attention.output, (width, hidden))
+        return described
     described.qkv = handle_of(
-        "qkv", attention.qkv, (hidden, q * (1 + shape.attention_output_gate) + 2 * kv)
+        "qkv",
+        attention.qkv,
+        (
+            hidden if block is None else 2 * hidden,
+            q * (1 + shape.attention_output_gate) + 2 * kv,
+        ),
     )
     described.q_norm = vector_address("q_norm", attention.q_norm, size)
     described.k_norm = vector_address("k_norm", attention.k_norm, size)
@@ -288,14 +370,15 @@ def _layer(
     heads, kv_heads = shape.num_heads, shape.num_kv_heads
     described.q_head_norm = _head_norm("q_head_norm", attention.q_head_norm, heads, size)
     described.k_head_norm = _head_norm("k_head_norm", attention.k_head_norm, kv_heads, size)
-    described.cos_sin = address(attention.cos_sin)
-    described.key_cache, described.value_cache = address(keys), address(values)
-    described.key_scales, described.value_scales = address(key_scales), address(value_scales)
     described.window, described.sparse = attention.window, sparse_args(attention.sparse)
     described.alibi = vector_address("alibi", attention.alibi, heads)
     described.sinks = vector_address("sinks", attention.sinks, heads)
     described.o = handle_of("o", attention.o, (q, hidden))
     return described
+
+
+def _address(struct: ctypes.Structure | None) -> int | None:
+    return None if struct is None else ctypes.addressof(struct)
 
 
 def _experts(shape: DecoderShape, layer: DecoderLayer) -> int | None:
@@ -313,7 +396,7 @@ def _experts(shape: DecoderShape, layer: DecoderLayer) -> int | None:
 
 def _check(
     shape: DecoderShape,
-    attending: list[tuple[AttentionWeights, KVCache]],
+    attending: list[tuple[Attention, KVCache]],
     groups: Sequence[int],
 ) -> None:
     """Raise ValueError for layers that don't fit the shape or each other."""
@@ -323,7 +406,9 @@ def _check(
         raise ValueError("a layer's group must not be negative")
     table = _rotary_table(attending)
     for attention, cache in attending:
-        if (attention.q_full_norm is None) != (attention.k_full_norm is None):
+        if isinstance(attention, AttentionWeights) and (
+            (attention.q_full_norm is None) != (attention.k_full_norm is None)
+        ):
             raise ValueError("q_full_norm and k_full_norm go together")
         _check_cache(shape, cache, attending[0][1][0])
         cos_sin = attention.cos_sin
@@ -334,7 +419,7 @@ def _check(
             raise ValueError(f"cos_sin {list(cos_sin.shape)} doesn't fit heads of {shape.head_dim}")
 
 
-def _rotary_table(attending: list[tuple[AttentionWeights, KVCache]]) -> Tensor | None:
+def _rotary_table(attending: list[tuple[Attention, KVCache]]) -> Tensor | None:
     """Return the table of the first layer with rotary embedding; all tables have the same shape."""
     tables = (attention.cos_sin for attention, _ in attending)
     return next((table for table in tables if table is not None), None)

@@ -35,7 +35,7 @@ from kernels.cpu.memory import bind_threads, lazy_zeros, leave_threads, num_thre
 from kernels.cpu.moe import KINDS, CpuExperts, CpuHeadLinears
 from kernels.cpu.ranks import CpuRankGroup, address_of_kv_ranks, shared_bytes
 from kernels.cpu.sparse_index import select_tokens
-from kernels.cpu.ssm import causal_conv, diagonal_scan, linear_scan
+from kernels.cpu.ssm import causal_conv, diagonal_scan, linear_scan, lru_inputs
 from kernels.interface import (
     CompiledDecoder,
     DecoderLayer,
@@ -43,10 +43,12 @@ from kernels.interface import (
     ExpertLayers,
     KernelSet,
     KVCache,
+    LatentLayer,
     LinearLayer,
     NormWeights,
     ScanInputs,
     ScanWeights,
+    SharedBlock,
     StateLayer,
     StateRows,
 )
@@ -151,10 +153,21 @@ class CpuKernels(KernelSet):
         groups: Sequence[int],
         final_norm: NormWeights,
         states: Sequence[StateLayer | None] = (),
+        latents: Sequence[LatentLayer | None] = (),
+        blocks: Sequence[SharedBlock | None] = (),
         kv_ranks: RankGroup | None = None,
     ) -> CompiledDecoder:
         return CpuDecoder(
-            self._library, shape, layers, caches, groups, final_norm, states, kv_ranks
+            self._library,
+            shape,
+            layers,
+            caches,
+            groups,
+            final_norm,
+            states,
+            latents,
+            blocks,
+            kv_ranks,
         )
 
     def new_kv_cache(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
@@ -224,6 +237,11 @@ class CpuKernels(KernelSet):
 
     def diagonal_scan(self, x: Tensor, decay: Tensor, states: Tensor, of: StateRows) -> Tensor:
         return diagonal_scan(self._library, x, decay, states, of)
+
+    def lru_inputs(
+        self, x: Tensor, gates: Tensor, biases: Tensor, decay: Tensor, positions: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        return lru_inputs(self._library, x, gates, biases, decay, positions)
 
     def activation(self, name: str) -> Activation:
         return partial(self._activate, KINDS[name])

@@ -29,7 +29,10 @@ from kernels.lora import (
 
 #: `kLoraColumns` and `kLoraLanes` of lora.h.
 COLUMNS, LANES = 32, 32
-_SLOTS = ("qkv", "o", "up", "down", "router", "shared_up", "shared_down", "shared_gate")
+_SLOTS = (
+    "qkv", "o", "up", "down", "router", "shared_up", "shared_down", "shared_gate",
+    "state_in", "state_selection", "state_rates", "state_gates", "state_out",
+)  # fmt: skip
 #: Slots of experts, with the field that lists their adapters.
 _LISTS = {"up": "expert_ups", "down": "expert_downs"}
 

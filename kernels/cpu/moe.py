@@ -24,7 +24,11 @@ from kernels.tensors import describe
 
 
 class CpuHeadLinears(PerHeadLinear):
-    """The linear layers of all heads in one call; owns the layers to which its table points."""
+    """The linear layers of all heads in one call; owns the layers to which its table points.
+
+    Attributes:
+        address: address of the table.
+    """
 
     def __init__(self, library: Library, layers: Sequence[LinearLayer]) -> None:
         """Raises ValueError for layers of other kernels or of different shapes."""
@@ -33,7 +37,7 @@ class CpuHeadLinears(PerHeadLinear):
         if len(handles) != len(layers):
             raise ValueError("the heads' layers are none of these kernels")
         self._table = (ctypes.c_void_p * len(handles))(*handles)
-        self._address, self._run = ctypes.addressof(self._table), library.linear_heads
+        self.address, self._run = ctypes.addressof(self._table), library.linear_heads
         self._sizes = layers[0].in_features, layers[0].out_features
 
     def __call__(self, x: Tensor, out: Tensor) -> None:
@@ -48,7 +52,7 @@ class CpuHeadLinears(PerHeadLinear):
         if (x.stride(2) != 1 and k > 1) or (out.stride(2) != 1 and n > 1):
             raise ValueError("a head's values must lie side by side")
         status = self._run(
-            self._address, heads, out.data_ptr(), out.stride(0), out.stride(1), x.data_ptr(),
+            self.address, heads, out.data_ptr(), out.stride(0), out.stride(1), x.data_ptr(),
             x.stride(0), x.stride(1), rows, DTYPES[x.dtype], num_threads(),
         )  # fmt: skip
         if status:

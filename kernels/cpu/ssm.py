@@ -17,6 +17,7 @@ from kernels.ssm import (
     StateRows,
     check_conv,
     check_diagonal,
+    check_lru,
     check_scan,
 )
 from kernels.tensors import check_vector, describe
@@ -133,6 +134,32 @@ def diagonal_scan(
     if status := library.diagonal_scan(ctypes.byref(args), num_threads()):
         check(status)
     return out
+
+
+def lru_inputs(
+    library: Library, x: Tensor, gates: Tensor, biases: Tensor, decay: Tensor, positions: Tensor
+) -> tuple[Tensor, Tensor]:
+    """See `KernelSet.lru_inputs`."""
+    check_lru(x, gates, biases, decay, positions)
+    for name, tensor in (("x", x), ("gates", gates), ("biases", biases), ("decay", decay)):
+        check_dense(name, tensor, tuple(tensor.shape), torch.float32)
+    check_vector("positions", positions, len(x), torch.int64)
+    inputs, decays = torch.empty_like(x), torch.empty_like(x)
+    args = c.LruInputs(
+        inputs=inputs.data_ptr(),
+        decays=decays.data_ptr(),
+        x=x.data_ptr(),
+        gates=gates.data_ptr(),
+        biases=biases.data_ptr(),
+        decay=decay.data_ptr(),
+        positions=positions.data_ptr(),
+        tokens=x.shape[0],
+        heads=biases.shape[0],
+        size=biases.shape[1] // 2,
+    )
+    if status := library.lru_inputs(ctypes.byref(args), num_threads()):
+        check(status)
+    return inputs, decays
 
 
 def describe_rows(of: StateRows, tokens: int, num_rows: int) -> c.StateRows:

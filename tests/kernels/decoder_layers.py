@@ -48,6 +48,7 @@ class Shape:
     attention_output_scale: float = 1.0
     mlp_gate_scale: float = 1.0
     attention_output_gate: bool = False
+    normed_residual: tuple[float, ...] = ()
     mlp_output_scale: float = 1.0
 
 

@@ -141,6 +141,23 @@ def test_a_diagonal_scan_takes_in_one_token_after_the_other(
         kernels.diagonal_scan(x, decay[1:], states, of)
 
 
+def test_inputs_of_a_gated_unit_are_exact_where_hardly_anything_decays(
+    kernels: KernelSet, threads: int
+) -> None:
+    heads, size = 3, 37
+    x, gates = torch.randn(TOKENS, heads * size), torch.randn(TOKENS, heads, 2 * size) * 3
+    biases, positions = torch.randn(heads, 2 * size), torch.arange(TOKENS) % 9
+    decay = -torch.logspace(-9, 1, heads * size)
+    chosen = torch.sigmoid(gates.double() + biases.double())
+    inputs, log_decay = chosen[..., :size].flatten(1), chosen[..., size:].flatten(1) * decay
+    root = torch.where(positions[:, None] == 0, 1.0, torch.expm1(2 * log_decay).neg().sqrt())
+    got, decays = kernels.lru_inputs(x, gates, biases, decay, positions)
+    torch.testing.assert_close(got.double(), x * inputs * root, rtol=2e-6, atol=1e-12)
+    torch.testing.assert_close(decays.double(), log_decay.exp(), rtol=2e-6, atol=1e-12)
+    with pytest.raises(ValueError, match="don't go together"):
+        kernels.lru_inputs(x, gates, biases, decay[1:], positions)
+
+
 @pytest.mark.parametrize("delta", [False, True])
 @pytest.mark.parametrize(("dtype", "error"), [(torch.bfloat16, 0.02), (torch.int8, 0.05)])
 def test_states_in_few_bits_are_rounded_after_each_token(

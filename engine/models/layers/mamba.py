@@ -359,15 +359,11 @@ class RgLruMixer:
         by_head = conv.unflatten(-1, (state.num_heads, state.value_size))
         gates = by_head.new_empty((*by_head.shape[:2], 2 * state.value_size))
         lru.gates(by_head, gates)
-        gates = gates.add_(lru.gate_biases).sigmoid_()
-        input_gate, recurrence_gate = (part.flatten(1) for part in gates.chunk(2, dim=-1))
-        log_decay = recurrence_gate * lru.decay
-        norm = torch.expm1(2 * log_decay).neg_().sqrt_()
-        # A sequence's first token is used unchanged: there is no state to decay.
-        norm = torch.where((context.positions == 0)[:, None], 1.0, norm)
-        inputs = conv * input_gate * norm
+        inputs, decays = self.ops.lru_inputs(
+            conv, gates, lru.gate_biases, lru.decay, context.positions
+        )
         scanned = self.ops.diagonal_scan(
-            inputs, log_decay.exp(), cache.scan.view(len(cache.scan), -1), cache.of
+            inputs, decays, cache.scan.view(len(cache.scan), -1), cache.of
         )
         both = torch.cat((gate, scanned.to(gate.dtype)), dim=-1)
         return self.output(self.ops.gelu_and_mul(both, "tanh"))

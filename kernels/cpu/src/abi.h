@@ -152,6 +152,7 @@ struct LoraLinear {
 struct LoraLayer {
   const LoraLinear *qkv, *o, *up, *down;
   const LoraLinear *router, *shared_up, *shared_down, *shared_gate;
+  const LoraLinear *state_in, *state_selection, *state_rates, *state_gates, *state_out;
   const LoraLinear *const *expert_ups, *const *expert_downs;  // by expert, or null
 };
 
@@ -191,6 +192,8 @@ struct DecoderShape {
   float clip_qkv;  // 0 for none
   float attention_output_scale, mlp_gate_scale, mlp_output_scale;
   int32_t attention_output_gate;  // each head's query is followed by a gate of its output
+  int32_t normed_residual;        // what a norm gave becomes the residual, by the factors of layers
+  float attention_residual, state_residual, mlp_residual;  // with attention, a state, of the MLP
   void* ranks;  // the rank group whose ranks each have an equal part of a block's tokens; or null
 };
 
@@ -199,20 +202,45 @@ struct DecoderShape {
 struct StateLayer {
   const Packed *inputs, *output;      // from the hidden state, and from the heads' outputs
   const Packed *selection, *rates;    // Mamba 1: from the convolution's result to the inputs of
-                                      // `rates`, keys and queries; delta rule: `rates` alone; or null
+                                      // `rates`, keys and queries; delta rules: `rates` alone; or null
+  const Packed* gates;                // KDA: the projection of the gates' inputs, or null
   Norm rates_norm, key_norm, query_norm;  // of the outputs of `selection`
   const float* input_scales;          // of the outputs of `inputs`, or null
+  const Packed* const* head_gates;    // RG-LRU: of each head's input gates, then recurrence gates
+  const float* gate_biases;           // [heads, 2 value_size] of them, or null
   const float *conv, *conv_bias;      // [width, channels], [channels] or null
-  const float *decay, *rate_bias, *skip;  // [heads], Mamba 1's decay [heads, key_size]; skip may be
-                                          // null; all null without a scan
+  const float *decay, *rate_bias, *skip;  // [heads], Mamba 1's decay and KDA's bias [heads,
+                                          // key_size], RG-LRU's decay [channels]; skip may be null;
+                                          // all null without a scan
   const float* norm;                  // Mamba 2: [heads * value_size], normed in groups by key head;
-                                      // delta rule: [value_size]; or null
+                                      // delta rules: [value_size]; lightning: [heads * value_size];
+                                      // or null
   float* conv_states;                 // [num_blocks, width - 1, channels]
   void* scan_states;                  // [num_blocks, heads, value_size, key_size]
   float* scan_scales;                 // for int8 [num_blocks, heads, value_size], otherwise null
   int64_t num_blocks, heads, key_heads, value_size, key_size, width, channels;
-  float least_rate, most_rate, output_scale;
+  float least_rate, most_rate, output_scale, eps;
   int32_t kind, norm_before_gate, states_dtype;
+};
+
+// Attention over latents: see engine/models/layers/mla.py. A query has `rest` values, and `rotary`
+// ones that are rotated; a cached token the rotated key, then the latent.
+struct LatentLayer {
+  const Packed* inputs;    // to the queries or their latent, to the latent and the rotated key
+  const Packed* queries;   // from the queries' latent, or null
+  const float *query_norm, *latent_norm;  // RMS; query_norm null without a latent of queries
+  const Packed* const* into;    // [heads], from the rest of a query to the latents' space
+  const Packed* const* out_of;  // [heads], from latents to values
+  int64_t latent, rotary, rest, value_size;
+  float eps;
+};
+
+// A block between the residual and a layer's state, over the residual beside the embedding. Its
+// attention is the layer's.
+struct SharedBlock {
+  Norm attention_norm, mlp_norm, mixer_norm;  // mixer_norm: of the state's input
+  const Packed *gate_up, *down, *output;
+  LoraLayer added;  // to qkv and gate_up for this layer alone
 };
 
 // A layer: attention, a state, both or neither; an MLP, experts or neither.
@@ -238,6 +266,8 @@ struct DecoderLayer {
                                        // residual
   int64_t group;                       // selects the slots and block table of this layer
   const StateLayer* state;             // or null
+  const LatentLayer* latents;          // of attention over latents, which has no qkv; or null
+  const SharedBlock* shared;           // or null
 };
 
 // Where the layers of one group store the step's tokens, and find earlier ones.
@@ -369,6 +399,15 @@ struct DiagonalScan {
   StateRows of;
 };
 
+// kernels/ssm.py, `lru_inputs`.
+struct LruInputs {
+  float *inputs, *decays;  // [tokens, heads * size]
+  const float *x, *gates;  // [tokens, heads * size], [tokens, heads, 2 size]
+  const float *biases, *decay;  // [heads, 2 size], [heads * size]
+  const int64_t* positions;     // [tokens]
+  int64_t tokens, heads, size;
+};
+
 struct SelectTokens {
   int64_t* out;           // [rows, top_k], ascending
   const float* queries;   // [rows, heads, size]
@@ -490,6 +529,7 @@ int quire_top_logprobs(int64_t* ids, float* values, int64_t* ranks, float* norma
 int quire_causal_conv(const CausalConv* c, int threads);
 int quire_linear_scan(const LinearScan* s, int threads);
 int quire_diagonal_scan(const DiagonalScan* s, int threads);
+int quire_lru_inputs(const LruInputs* l, int threads);
 
 int quire_select_tokens(const SelectTokens* s, int threads);
 

@@ -1,8 +1,10 @@
 // All layers of a decoder in one call, without Python between the first norm and the last.
 #include <algorithm>
 #include <memory>
+#include <numeric>
 
 #include "decoder.h"
+#include "latents.h"
 #include "mixers.h"
 
 namespace quire {
@@ -24,9 +26,13 @@ struct Run {
   float *gated, *inner;  // [kMlpRows, 2 inner], [kMlpRows, inner]
   float* other;       // [tokens, hidden]: attention in a parallel layer, or the experts' output
   float* gates;       // [tokens, q_width], of attention's outputs
+  float* values;      // [tokens, heads * value_size], from latents
+  float *embeddings, *both;  // [tokens, hidden], [tokens, 2 hidden], of shared blocks
   float *kept_x, *kept_residual, *kept_attention;  // of the rows that are needed
   const LoraGroup* adapters;  // of the current rows: first all tokens, then those kept
   int64_t num_adapters;
+  LoraGroup added;            // of a shared block, for all tokens
+  std::vector<int64_t> all_rows;
   std::vector<LoraGroup> kept_adapters;
   std::vector<int64_t> kept_rows;
   const DecoderShape& shape() const { return decoder.shape; }
@@ -36,10 +42,12 @@ LayerAdapters adapters_of(const Run& run, int64_t layer) {
   return {run.adapters, run.num_adapters, layer};
 }
 
+LayerAdapters added_of(const Run& run) { return {&run.added, 1, 0}; }
+
 // run_mlp with adapters.
-int run_adapted_mlp(Run& run, int64_t layer, const Mlp& w, float* x, int64_t low, int64_t rows) {
+int run_adapted_mlp(Run& run, const LayerAdapters& adapters, const Mlp& w, float* x, int64_t low,
+                    int64_t rows) {
   const int64_t hidden = run.shape().hidden;
-  const LayerAdapters adapters = adapters_of(run, layer);
   int wrong;
   if (w.gated) {
     wrong = adapted_gated_linear(adapters, &LoraLayer::up, *w.gate_up, run.inner, run.gated, x,
@@ -73,11 +81,6 @@ void keep_adapters(Run& run) {
   run.adapters = run.kept_adapters.data();
 }
 
-// Tokens of a block in this process's caches.
-int64_t local_tokens(const DecoderShape& s) {
-  return s.ranks ? s.block_size / static_cast<RankGroup*>(s.ranks)->size() : s.block_size;
-}
-
 // Where this rank's caches have the batch's tokens, [num_groups, tokens]: -1 for another rank's.
 std::vector<int64_t> local_slots(const DecoderShape& s, const DecoderBatch& batch) {
   std::vector<int64_t> slots;
@@ -97,6 +100,7 @@ RopeArgs rope_of(const Run& run, const DecoderLayer& layer) {
   const int64_t kv = s.kv_heads * s.head_size;
   RopeArgs r{};
   r.q = run.qkv, r.k = run.qkv + run.qkv_width - 2 * kv, r.v = run.qkv + run.qkv_width - kv;
+  if (layer.latents) r.v = r.k;
   r.q_stride = r.k_stride = r.v_stride = run.qkv_width;
   r.tokens = run.batch.tokens;
   r.q_heads = s.q_heads, r.kv_heads = s.kv_heads, r.head_size = s.head_size;
@@ -208,12 +212,23 @@ int64_t keep_rows(Run& run, int64_t tokens) {
   return b.num_rows;
 }
 
-// From run.x to `out`; null for run.x. The last layer returns only the needed rows.
-int attend(Run& run, const DecoderLayer& layer, float* out, bool last, int64_t* rows) {
+// From x to run.qkv.
+int project(Run& run, const DecoderLayer& layer, const float* x, int64_t rows) {
+  const int64_t index = &layer - run.decoder.layers.data();
+  if (layer.latents)
+    return project_latents(*layer.latents, run.qkv, run.qkv_width, x, run.shape().q_heads, rows,
+                           run.threads);
+  const LayerAdapters adapters = layer.shared ? added_of(run) : adapters_of(run, index);
+  return adapted_linear(adapters, &LoraLayer::qkv, *layer.qkv, run.qkv, x, layer.qkv->k, 0, rows,
+                        run.threads);
+}
+
+// From x to `out`; null for run.x. The last layer returns only the needed rows.
+int attend(Run& run, const DecoderLayer& layer, const float* x, float* out, bool last,
+           int64_t* rows) {
   const DecoderShape& s = run.shape();
   const int64_t index = &layer - run.decoder.layers.data();
-  int wrong = adapted_linear(adapters_of(run, index), &LoraLayer::qkv, *layer.qkv, run.qkv, run.x,
-                             s.hidden, 0, *rows, run.threads);
+  int wrong = project(run, layer, x, *rows);
   if (wrong) return wrong;
   if (s.attention_output_gate) split_gates(run);
   prepare_qkv(run, layer);
@@ -225,8 +240,15 @@ int attend(Run& run, const DecoderLayer& layer, float* out, bool last, int64_t* 
                         run.batch.tokens, run.q_width, run.threads);
   if (last) *rows = keep_rows(run, *rows);
   if (!out) out = run.x;
-  wrong = adapted_linear(adapters_of(run, index), &LoraLayer::o, *layer.o, out, run.attention,
-                         run.q_width, 0, *rows, run.threads);
+  const float* attended = run.attention;
+  int64_t width = run.q_width;
+  if (const LatentLayer* l = layer.latents) {
+    wrong = values_of_latents(*l, run.values, attended, s.q_heads, *rows, run.threads);
+    if (wrong) return wrong;
+    attended = run.values, width = s.q_heads * l->value_size;
+  }
+  wrong = adapted_linear(adapters_of(run, index), &LoraLayer::o, *layer.o, out, attended, width, 0,
+                         *rows, run.threads);
   if (wrong) return wrong;
   scale(out, *rows * s.hidden, s.attention_output_scale);
   finish(run, layer.attention_out_norm, out, *rows);
@@ -237,7 +259,11 @@ int attend(Run& run, const DecoderLayer& layer, float* out, bool last, int64_t* 
 int carry(Run& run, const DecoderLayer& layer, float* out) {
   const DecoderBatch& b = run.batch;
   const StateLayer& state = *layer.state;
-  const MixerCall call{run.x, out, *b.states, b.num_computed, run.shape().eps, run.threads};
+  const int64_t index = &layer - run.decoder.layers.data();
+  const MixerCall call{run.x,          out,
+                       *b.states,      b.positions,
+                       b.num_computed, adapters_of(run, index),
+                       run.threads};
   if (const int wrong = run_mixer(state, call)) return wrong;
   scale(out, b.tokens * run.shape().hidden, state.output_scale);
   finish(run, layer.attention_out_norm, out, b.tokens);
@@ -250,12 +276,41 @@ void add(float* x, const float* y, int64_t count) {
   });
 }
 
-// Attention, a state, or the sum of both.
+// run.x = norm(residual + linear(mlp(norm(attention(norm(residual and embedding)))))).
+int run_shared(Run& run, const DecoderLayer& layer) {
+  const DecoderShape& s = run.shape();
+  const SharedBlock& block = *layer.shared;
+  int64_t rows = run.batch.tokens;
+  run.added = {&block.added, run.all_rows.data(), rows};
+  for (int64_t t = 0; t < rows; t++) {
+    float* to = run.both + 2 * t * s.hidden;
+    std::memcpy(to, run.residual + t * s.hidden, s.hidden * sizeof(float));
+    std::memcpy(to + s.hidden, run.embeddings + t * s.hidden, s.hidden * sizeof(float));
+  }
+  norm(block.attention_norm, run.both, run.both, rows, 2 * s.hidden, s.eps, run.threads);
+  int wrong = attend(run, layer, run.both, nullptr, false, &rows);
+  if (wrong) return wrong;
+  norm(block.mlp_norm, run.x, run.x, rows, s.hidden, s.eps, run.threads);
+  const Mlp mlp{block.gate_up, block.down, s.inner, s.gated, s.act};
+  for (int64_t row = 0; row < rows && !wrong; row += kMlpRows) {
+    const int64_t count = std::min(kMlpRows, rows - row);
+    wrong = run_adapted_mlp(run, added_of(run), mlp, run.x + row * s.hidden, row, count);
+  }
+  if (!wrong) wrong = linear(*block.output, run.other, run.x, s.hidden, rows, kF32, run.threads);
+  if (wrong) return wrong;
+  add(run.other, run.residual, rows * s.hidden);
+  norm(block.mixer_norm, run.x, run.other, rows, s.hidden, s.eps, run.threads);
+  return kOk;
+}
+
+// Attention, a state, the sum of both, or a state after a shared block.
 int mix(Run& run, const DecoderLayer& layer, bool last, int64_t* rows) {
-  if (!layer.state) return attend(run, layer, nullptr, last, rows);
-  int wrong = carry(run, layer, layer.qkv ? run.other : run.x);
-  if (!wrong && layer.qkv) {
-    wrong = attend(run, layer, nullptr, false, rows);
+  if (!layer.state) return attend(run, layer, run.x, nullptr, last, rows);
+  const bool beside = attends(layer) && !layer.shared;
+  int wrong = layer.shared ? run_shared(run, layer) : kOk;
+  if (!wrong) wrong = carry(run, layer, beside ? run.other : run.x);
+  if (!wrong && beside) {
+    wrong = attend(run, layer, run.x, nullptr, false, rows);
     add(run.x, run.other, *rows * run.shape().hidden);
   }
   if (!wrong && last) *rows = keep_rows(run, *rows);
@@ -285,7 +340,7 @@ int feed_forward(Run& run, const DecoderLayer& layer, int64_t rows) {
   for (int64_t row = 0; row < rows && !layer.experts && !wrong; row += kMlpRows) {
     float* x = run.x + row * s.hidden;
     const int64_t count = std::min(kMlpRows, rows - row);
-    if (run.num_adapters) wrong = run_adapted_mlp(run, index, mlp, x, row, count);
+    if (run.num_adapters) wrong = run_adapted_mlp(run, adapters_of(run, index), mlp, x, row, count);
     else if (s.mlp_gate_scale != 1.0f) wrong = run_scaled_mlp(run, mlp, x, count);
     else wrong = run_mlp(mlp, x, x, count, run.inner, run.gated, run.threads);
     scale(x, count * s.hidden, s.mlp_output_scale);
@@ -294,24 +349,34 @@ int feed_forward(Run& run, const DecoderLayer& layer, int64_t rows) {
   return wrong;
 }
 
+// With a normed residual: residual = x * factor, where x is what the norm gave.
+void replace_residual(const Run& run, float factor, int64_t rows) {
+  if (!run.shape().normed_residual) return;
+  const int64_t count = rows * run.shape().hidden;
+  std::memcpy(run.residual, run.x, count * sizeof(float));
+  scale(run.residual, count, factor);
+}
+
 // residual += attention(norm(residual)); residual += mlp(norm(residual)). Either may be missing.
 int run_sequential(Run& run, const DecoderLayer& layer, bool last, int64_t* rows) {
   const DecoderShape& s = run.shape();
-  const bool mixes = layer.qkv || layer.state, feeds = layer.gate_up || layer.experts;
+  const bool mixes = attends(layer) || layer.state, feeds = layer.gate_up || layer.experts;
   if (mixes) {
+    replace_residual(run, layer.state ? s.state_residual : s.attention_residual, *rows);
     if (const int wrong = mix(run, layer, last, rows)) return wrong;
   } else if (last) {
     *rows = keep_rows(run, *rows);
   }
   if (!feeds) return kOk;
   if (mixes) add_norm(layer.mlp_norm, run.x, run.x, run.residual, *rows, s.hidden, s.eps, run.threads);
+  replace_residual(run, s.mlp_residual, *rows);
   return feed_forward(run, layer, *rows);
 }
 
 // residual += attention(norm(residual)) + mlp(norm'(residual)); norm' may be the same norm.
 int run_parallel(Run& run, const DecoderLayer& layer, bool last, int64_t* rows) {
   const DecoderShape& s = run.shape();
-  if (const int wrong = attend(run, layer, run.other, last, rows)) return wrong;
+  if (const int wrong = attend(run, layer, run.x, run.other, last, rows)) return wrong;
   if (layer.mlp_norm.kind != kNoNorm)
     norm(layer.mlp_norm, run.x, run.residual, *rows, s.hidden, s.eps, run.threads);
   const int wrong = feed_forward(run, layer, *rows);
@@ -360,10 +425,18 @@ int check_rows(const DecoderBatch& b) {
 const DecoderLayer* layer_to_check(const Decoder& decoder, int64_t group) {
   const DecoderLayer* found = nullptr;
   for (const DecoderLayer& layer : decoder.layers) {
-    if (!layer.qkv || layer.group != group) continue;
+    if (!attends(layer) || layer.group != group) continue;
     if (!found || (layer.cos_sin && !found->cos_sin)) found = &layer;
   }
   return found;
+}
+
+// Values of a token's heads, if they come from latents.
+int64_t value_width(const Decoder& decoder) {
+  int64_t most = 0;
+  for (const DecoderLayer& layer : decoder.layers)
+    if (layer.latents) most = std::max(most, decoder.shape.q_heads * layer.latents->value_size);
+  return most;
 }
 
 int run_batch(const Decoder& decoder, const DecoderBatch& batch, float* residual, float* out,
@@ -375,6 +448,9 @@ int run_batch(const Decoder& decoder, const DecoderBatch& batch, float* residual
   const int64_t mlp_rows = std::min(std::max(batch.tokens, kept), kMlpRows);
   Run run{decoder, batch, threads, residual, q, qkv};
   run.adapters = batch.adapters, run.num_adapters = batch.num_adapters;
+  const auto& layers = decoder.layers;
+  const bool shares = std::any_of(layers.begin(), layers.end(),
+                                  [](const DecoderLayer& layer) { return layer.shared; });
   Layout layout;
   layout.add(&run.x, batch.tokens * s.hidden);
   layout.add(&run.qkv, batch.tokens * qkv);
@@ -386,10 +462,13 @@ int run_batch(const Decoder& decoder, const DecoderBatch& batch, float* residual
   layout.add(&run.kept_attention, kept * q);
   layout.add(&run.other, batch.tokens * s.hidden);
   layout.add(&run.gates, s.attention_output_gate ? batch.tokens * q : 0);
+  layout.add(&run.values, std::max(batch.tokens, kept) * value_width(decoder));
+  layout.add(&run.embeddings, shares ? batch.tokens * s.hidden : 0);
+  layout.add(&run.both, shares ? 2 * batch.tokens * s.hidden : 0);
   layout.take(Scratch::kDecoder);
   int wrong = check_rows(batch);
   for (const DecoderLayer& layer : decoder.layers) {
-    if (layer.qkv && layer.group >= batch.num_groups) return kBadSequence;
+    if (attends(layer) && layer.group >= batch.num_groups) return kBadSequence;
     if (layer.state && !batch.states) return kBadSequence;
   }
   for (int64_t group = 0; group < batch.num_groups && !wrong; group++) {
@@ -401,6 +480,11 @@ int run_batch(const Decoder& decoder, const DecoderBatch& batch, float* residual
   if (wrong) return wrong;
   for (size_t group = 0; group < decoder.pages.size(); group++)
     decoder.pages[group].prepare(batch.groups[group].slots, batch.tokens, threads);
+  if (shares) {
+    std::memcpy(run.embeddings, residual, batch.tokens * s.hidden * sizeof(float));
+    run.all_rows.resize(batch.tokens);
+    std::iota(run.all_rows.begin(), run.all_rows.end(), 0);
+  }
   return run_layers(run, out);
 }
 
@@ -418,54 +502,4 @@ int run_decoder(const Decoder& decoder, const DecoderBatch& batch, float* residu
   return run_batch(decoder, local, residual, out, threads);
 }
 
-namespace {
-
-std::vector<KvPages> pages_of(const DecoderShape& s, const std::vector<DecoderLayer>& layers) {
-  int64_t groups = 0;
-  for (const DecoderLayer& layer : layers)
-    if (layer.qkv) groups = std::max(groups, layer.group + 1);
-  const int64_t row = s.head_size * static_cast<int64_t>(size_of(s.cache_dtype));
-  std::vector<KvPages> pages;
-  for (int64_t group = 0; group < groups; group++) {
-    std::vector<char*> caches;
-    for (const DecoderLayer& layer : layers) {
-      if (!layer.qkv || layer.group != group) continue;
-      caches.push_back(static_cast<char*>(layer.key_cache));
-      caches.push_back(static_cast<char*>(layer.value_cache));
-    }
-    const int64_t size = local_tokens(s);
-    pages.emplace_back(std::move(caches), s.num_blocks, size, s.kv_heads * size * row);
-  }
-  return pages;
-}
-
-}  // namespace
 }  // namespace quire
-
-extern "C" void* quire_decoder_new(const DecoderShape* shape, const DecoderLayer* layers,
-                                   int64_t count, const Norm* final_norm) {
-  try {
-    std::vector<DecoderLayer> all(layers, layers + count);
-    std::vector<KvPages> pages = pages_of(*shape, all);
-    return new Decoder{*shape, std::move(all), *final_norm, std::move(pages)};
-  } catch (const std::bad_alloc&) {
-    return nullptr;
-  }
-}
-
-extern "C" void quire_decoder_free(void* decoder) { delete static_cast<Decoder*>(decoder); }
-
-extern "C" int quire_decoder_run(const void* decoder, float* out, float* residual, int64_t tokens,
-                                 const int64_t* positions, const DecoderGroup* groups,
-                                 int64_t num_groups, const int32_t* seq_lens,
-                                 const int32_t* starts, int64_t num_seqs,
-                                 const int64_t* rows, int64_t num_rows, const LoraGroup* adapters,
-                                 int64_t num_adapters, const int64_t* taps, int64_t num_taps,
-                                 float* tapped, const StateRows* states, int threads) {
-  const DecoderBatch batch{tokens, positions, groups,   num_groups, seq_lens,     starts, num_seqs,
-                           rows,   num_rows,  adapters, num_adapters, taps, num_taps, tapped,
-                           states, nullptr};
-  return guarded([&] {
-    return run_decoder(*static_cast<const Decoder*>(decoder), batch, residual, out, threads);
-  });
-}

@@ -6,6 +6,7 @@
 #include "experts.h"
 #include "kv_pages.h"
 #include "lora.h"
+#include "ranks.h"
 
 namespace quire {
 
@@ -15,6 +16,13 @@ struct Decoder {
   Norm final_norm;
   mutable std::vector<KvPages> pages;  // of each group; a decoder has one caller at a time
 };
+
+inline bool attends(const DecoderLayer& layer) { return layer.qkv || layer.latents; }
+
+// Tokens of a block in this process's caches.
+inline int64_t local_tokens(const DecoderShape& s) {
+  return s.ranks ? s.block_size / static_cast<RankGroup*>(s.ranks)->size() : s.block_size;
+}
 
 struct DecoderBatch {
   int64_t tokens;

@@ -141,6 +141,19 @@ int local_linear(const Packed& w, void* out, const void* x, int64_t stride, int6
 int sharded_linear(const Packed& w, float* out, const float** x, int64_t* stride, int64_t rows,
                    int threads);
 
+// A linear layer per head.
+struct HeadLinears {
+  const Packed* const* layers;  // [heads], of one shape
+  int64_t heads;
+  char* out;  // [rows, heads, n]
+  const char* x;  // [rows, heads, k]
+  int64_t out_stride, out_head, x_stride, x_head;  // elements from row to row, from head to head
+  int64_t rows;
+  int dtype;
+};
+
+int linear_heads(const HeadLinears& h, int threads);
+
 // out [rows, n / 2] = gate(first half of a row of x W^T + b) * its second half, without writing the
 // intermediate row. float32.
 int linear_gated(const Packed& w, float* out, const float* x, int64_t stride, int64_t rows,

@@ -9,16 +9,6 @@ namespace {
 // Rows that a head multiplies together; bounds the buffer.
 constexpr int64_t kRowsAtOnce = 256;
 
-struct HeadLinears {
-  const Packed* const* layers;  // [heads], of one shape
-  int64_t heads;
-  char* out;  // [rows, heads, n]
-  const char* x;  // [rows, heads, k]
-  int64_t out_stride, out_head, x_stride, x_head;  // elements from row to row, from head to head
-  int64_t rows;
-  int dtype;
-};
-
 // `count` rows of a head from `row` on; `room` is a buffer [kRowsAtOnce, n].
 int run_head(const HeadLinears& h, int64_t head, int64_t row, int64_t count, char* room) {
   const Packed& w = *h.layers[head];
@@ -31,6 +21,8 @@ int run_head(const HeadLinears& h, int64_t head, int64_t row, int64_t count, cha
   for (int64_t i = 0; i < count; i++) std::memcpy(out + i * h.out_stride * size, room + i * bytes, bytes);
   return kOk;
 }
+
+}  // namespace
 
 int linear_heads(const HeadLinears& h, int threads) {
   if (h.dtype > kF16) return kBadDType;
@@ -52,7 +44,6 @@ int linear_heads(const HeadLinears& h, int threads) {
   return wrong;
 }
 
-}  // namespace
 }  // namespace quire
 
 extern "C" int quire_linear_heads(const void* const* layers, int64_t heads, void* out,

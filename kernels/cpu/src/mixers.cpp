@@ -22,8 +22,17 @@ void clear_states(const StateLayer& s, const MixerCall& call) {
 }
 
 // The inner distance of a buffer is its width.
-int multiply(const MixerCall& call, const Packed& w, float* out, const float* x) {
-  return linear(w, out, x, w.k, call.of.tokens, kF32, call.threads);
+int multiply(const MixerCall& call, const LoraLinear* LoraLayer::* slot, const Packed& w,
+             float* out, const float* x) {
+  return adapted_linear(call.adapters, slot, w, out, x, w.k, 0, call.of.tokens, call.threads);
+}
+
+int project(const StateLayer& s, const MixerCall& call, float* out) {
+  return multiply(call, &LoraLayer::state_in, *s.inputs, out, call.x);
+}
+
+int finish(const StateLayer& s, const MixerCall& call, const float* x) {
+  return multiply(call, &LoraLayer::state_out, *s.output, call.out, x);
 }
 
 // Copies `width` columns of each token.
@@ -59,12 +68,12 @@ LinearScan scan_of(const StateLayer& s, const MixerCall& call, float* out) {
 void norm_by_key_head(const StateLayer& s, const MixerCall& call, float* x) {
   if (!s.norm) return;
   const int64_t tokens = call.of.tokens, values = values_of(s), size = values / s.key_heads;
-  if (s.key_heads == 1) return rms_norm(x, x, s.norm, tokens, values, call.eps, call.threads);
+  if (s.key_heads == 1) return rms_norm(x, x, s.norm, tokens, values, s.eps, call.threads);
   const int team = worth(call.threads, tokens * values, 16384);
   deal_ranges(team, tokens, 1, [&](int64_t low, int64_t high) {
     for (int64_t t = low; t < high; t++)
       for (int64_t i = 0; i < values; i += size)
-        rms_norm(x + t * values + i, x + t * values + i, s.norm + i, 1, size, call.eps, 1);
+        rms_norm(x + t * values + i, x + t * values + i, s.norm + i, 1, size, s.eps, 1);
   });
 }
 
@@ -78,7 +87,7 @@ int mamba2(const StateLayer& s, const MixerCall& call) {
   layout.add(&convolved, tokens * s.channels);
   layout.add(&scanned, tokens * values);
   layout.take(Scratch::kMixer);
-  if (const int wrong = multiply(call, *s.inputs, projected, call.x)) return wrong;
+  if (const int wrong = project(s, call, projected)) return wrong;
   for (int64_t t = 0; s.input_scales && t < tokens; t++)
     for_lanes(width, [&](int64_t i, int n) {
       float* at = projected + t * width + i;
@@ -93,7 +102,7 @@ int mamba2(const StateLayer& s, const MixerCall& call) {
   if (s.norm_before_gate) norm_by_key_head(s, call, scanned);
   gate_rows<kSilu>(scanned, values, projected, width, scanned, tokens, values, call.threads);
   if (!s.norm_before_gate) norm_by_key_head(s, call, scanned);
-  return multiply(call, *s.output, call.out, scanned);
+  return finish(s, call, scanned);
 }
 
 // Inputs: values and gate. The convolution's result selects the inputs of `rates`, keys, queries.
@@ -111,24 +120,26 @@ int mamba1(const StateLayer& s, const MixerCall& call) {
   layout.add(&rates, tokens * values);
   layout.add(&scanned, tokens * values);
   layout.take(Scratch::kMixer);
-  if (const int wrong = multiply(call, *s.inputs, projected, call.x)) return wrong;
+  if (const int wrong = project(s, call, projected)) return wrong;
   if (const int wrong = convolve(s, call, convolved, projected, 2 * values, true)) return wrong;
-  if (const int wrong = multiply(call, *s.selection, selected, convolved)) return wrong;
+  int wrong = multiply(call, &LoraLayer::state_selection, *s.selection, selected, convolved);
+  if (wrong) return wrong;
   copy_columns(call, low, rank, selected, width, rank);
   copy_columns(call, keys, size, selected + rank, width, size);
   copy_columns(call, queries, size, selected + rank + size, width, size);
-  norm(s.rates_norm, low, low, tokens, rank, call.eps, call.threads);
-  norm(s.key_norm, keys, keys, tokens, size, call.eps, call.threads);
-  norm(s.query_norm, queries, queries, tokens, size, call.eps, call.threads);
-  if (const int wrong = multiply(call, *s.rates, rates, low)) return wrong;
+  norm(s.rates_norm, low, low, tokens, rank, s.eps, call.threads);
+  norm(s.key_norm, keys, keys, tokens, size, s.eps, call.threads);
+  norm(s.query_norm, queries, queries, tokens, size, s.eps, call.threads);
+  wrong = multiply(call, &LoraLayer::state_rates, *s.rates, rates, low);
+  if (wrong) return wrong;
   LinearScan l = scan_of(s, call, scanned);
   l.v = convolved, l.k = keys, l.q = queries, l.rate = rates;
   l.v_stride = l.rate_stride = values, l.k_stride = l.q_stride = size;
   l.decay_by_key = 1;
-  if (const int wrong = linear_scan(l, call.threads)) return wrong;
+  if ((wrong = linear_scan(l, call.threads))) return wrong;
   gate_rows<kSilu>(scanned, values, projected + values, 2 * values, scanned, tokens, values,
                    call.threads);
-  return multiply(call, *s.output, call.out, scanned);
+  return finish(s, call, scanned);
 }
 
 // Inputs by key head: query, key, values and gates of its heads; `rates`: their betas and rates.
@@ -147,8 +158,9 @@ int delta(const StateLayer& s, const MixerCall& call) {
   layout.add(&convolved, tokens * s.channels);
   layout.add(&scanned, tokens * values);
   layout.take(Scratch::kMixer);
-  if (const int wrong = multiply(call, *s.inputs, projected, call.x)) return wrong;
-  if (const int wrong = multiply(call, *s.rates, by_head, call.x)) return wrong;
+  if (const int wrong = project(s, call, projected)) return wrong;
+  int wrong = multiply(call, &LoraLayer::state_rates, *s.rates, by_head, call.x);
+  if (wrong) return wrong;
   for (int64_t h = 0; h < s.key_heads; h++) {
     const float *from = projected + h * head, *pair = by_head + h * 2 * shared;
     copy_columns(call, mixed + h * size, s.channels, from, width, size);
@@ -158,16 +170,16 @@ int delta(const StateLayer& s, const MixerCall& call) {
     copy_columns(call, betas + h * shared, s.heads, pair, 2 * s.heads, shared);
     copy_columns(call, rates + h * shared, s.heads, pair + shared, 2 * s.heads, shared);
   }
-  if (const int wrong = convolve(s, call, convolved, mixed, s.channels, true)) return wrong;
+  if ((wrong = convolve(s, call, convolved, mixed, s.channels, true))) return wrong;
   LinearScan l = scan_of(s, call, scanned);
   l.q = convolved, l.k = convolved + keys, l.v = convolved + 2 * keys;
   l.q_stride = l.k_stride = l.v_stride = s.channels;
   l.rate = rates, l.beta = betas, l.rate_stride = l.beta_stride = s.heads;
   l.delta = 1;
-  if (const int wrong = linear_scan(l, call.threads)) return wrong;
-  rms_norm(scanned, scanned, s.norm, tokens * s.heads, s.value_size, call.eps, call.threads);
+  if ((wrong = linear_scan(l, call.threads))) return wrong;
+  rms_norm(scanned, scanned, s.norm, tokens * s.heads, s.value_size, s.eps, call.threads);
   gate_rows<kSilu>(scanned, values, gates, values, scanned, tokens, values, call.threads);
-  return multiply(call, *s.output, call.out, scanned);
+  return finish(s, call, scanned);
 }
 
 // Inputs: the gates before and after the convolution, and its inputs.
@@ -178,7 +190,7 @@ int short_conv(const StateLayer& s, const MixerCall& call) {
   layout.add(&projected, tokens * 3 * values);
   layout.add(&convolved, tokens * values);
   layout.take(Scratch::kMixer);
-  if (const int wrong = multiply(call, *s.inputs, projected, call.x)) return wrong;
+  if (const int wrong = project(s, call, projected)) return wrong;
   const auto times = [&](float* x, int64_t stride, const float* by) {
     const int team = worth(call.threads, tokens * values, 16384);
     deal_ranges(team, tokens, 1, [&](int64_t low, int64_t high) {
@@ -193,11 +205,108 @@ int short_conv(const StateLayer& s, const MixerCall& call) {
   const float* inputs = projected + 2 * values;
   if (const int wrong = convolve(s, call, convolved, inputs, 3 * values, false)) return wrong;
   times(convolved, values, projected + values);
-  return multiply(call, *s.output, call.out, convolved);
+  return finish(s, call, convolved);
+}
+
+// Inputs: by head query, key and value, then the gates. All rates are 1 by their limits.
+int lightning(const StateLayer& s, const MixerCall& call) {
+  const int64_t tokens = call.of.tokens, values = values_of(s), size = s.value_size;
+  const int64_t width = s.inputs->n;
+  float *projected, *convolved, *queries, *keys, *mixed, *rates, *scanned;
+  Layout layout;
+  layout.add(&projected, tokens * width);
+  layout.add(&convolved, tokens * s.channels);
+  layout.add(&queries, tokens * values);
+  layout.add(&keys, tokens * values);
+  layout.add(&mixed, tokens * values);
+  layout.add(&rates, s.heads);
+  layout.add(&scanned, tokens * values);
+  layout.take(Scratch::kMixer);
+  if (const int wrong = project(s, call, projected)) return wrong;
+  if (const int wrong = convolve(s, call, convolved, projected, width, true)) return wrong;
+  for (int64_t h = 0; h < s.heads; h++) {
+    const float* from = convolved + 3 * h * size;
+    copy_columns(call, queries + h * size, values, from, s.channels, size);
+    copy_columns(call, keys + h * size, values, from + size, s.channels, size);
+    copy_columns(call, mixed + h * size, values, from + 2 * size, s.channels, size);
+  }
+  std::fill(rates, rates + s.heads, 0.0f);
+  LinearScan l = scan_of(s, call, scanned);
+  l.q = queries, l.k = keys, l.v = mixed, l.rate = rates;
+  l.q_stride = l.k_stride = l.v_stride = values;
+  if (const int wrong = linear_scan(l, call.threads)) return wrong;
+  rms_norm(scanned, scanned, s.norm, tokens, values, s.eps, call.threads);
+  gate_rows<kSigmoid>(scanned, values, projected + s.channels, width, scanned, tokens, values,
+                      call.threads);
+  return finish(s, call, scanned);
+}
+
+// Inputs: queries, keys, values, the inputs of `rates` and of `gates`, betas.
+int kimi_delta(const StateLayer& s, const MixerCall& call) {
+  const int64_t tokens = call.of.tokens, values = values_of(s), keys = keys_of(s);
+  const int64_t rank = s.rates->k, width = s.inputs->n;
+  float *projected, *convolved, *low, *rates, *gates, *scanned;
+  Layout layout;
+  layout.add(&projected, tokens * width);
+  layout.add(&convolved, tokens * s.channels);
+  layout.add(&low, tokens * rank);
+  layout.add(&rates, tokens * keys);
+  layout.add(&gates, tokens * values);
+  layout.add(&scanned, tokens * values);
+  layout.take(Scratch::kMixer);
+  if (const int wrong = project(s, call, projected)) return wrong;
+  const float* inputs = projected + s.channels;
+  if (const int wrong = convolve(s, call, convolved, projected, width, true)) return wrong;
+  copy_columns(call, low, rank, inputs, width, rank);
+  int wrong = multiply(call, &LoraLayer::state_rates, *s.rates, rates, low);
+  if (wrong) return wrong;
+  copy_columns(call, low, rank, inputs + rank, width, rank);
+  wrong = multiply(call, &LoraLayer::state_gates, *s.gates, gates, low);
+  if (wrong) return wrong;
+  LinearScan l = scan_of(s, call, scanned);
+  l.q = convolved, l.k = convolved + keys, l.v = convolved + 2 * keys;
+  l.q_stride = l.k_stride = l.v_stride = s.channels;
+  l.rate = rates, l.rate_stride = keys;
+  l.beta = inputs + 2 * rank, l.beta_stride = width;
+  l.delta = l.rate_by_key = 1;
+  if ((wrong = linear_scan(l, call.threads))) return wrong;
+  rms_norm(scanned, scanned, s.norm, tokens * s.heads, s.value_size, s.eps, call.threads);
+  gate_rows<kSigmoid>(scanned, values, gates, values, scanned, tokens, values, call.threads);
+  return finish(s, call, scanned);
+}
+
+// Inputs: values and gate. The convolution's result selects each head's other gates.
+int rg_lru(const StateLayer& s, const MixerCall& call) {
+  const int64_t tokens = call.of.tokens, values = values_of(s), size = s.value_size;
+  float *projected, *convolved, *gates, *inputs, *decays, *scanned;
+  Layout layout;
+  layout.add(&projected, tokens * 2 * values);
+  layout.add(&convolved, tokens * values);
+  layout.add(&gates, tokens * 2 * values);
+  layout.add(&inputs, tokens * values);
+  layout.add(&decays, tokens * values);
+  layout.add(&scanned, tokens * values);
+  layout.take(Scratch::kMixer);
+  if (const int wrong = project(s, call, projected)) return wrong;
+  if (const int wrong = convolve(s, call, convolved, projected, 2 * values, false)) return wrong;
+  const HeadLinears by_head{s.head_gates, s.heads, reinterpret_cast<char*>(gates),
+                            reinterpret_cast<const char*>(convolved), 2 * values, 2 * size, values,
+                            size, tokens, kF32};
+  if (const int wrong = linear_heads(by_head, call.threads)) return wrong;
+  lru_inputs({inputs, decays, convolved, gates, s.gate_biases, s.decay, call.positions, tokens,
+              s.heads, size},
+             call.threads);
+  float* states = static_cast<float*>(s.scan_states);
+  const DiagonalScan scan{scanned, inputs, decays, states, values, call.of};
+  if (const int wrong = diagonal_scan(scan, call.threads)) return wrong;
+  gate_rows<kGeluTanh>(scanned, values, projected + values, 2 * values, scanned, tokens, values,
+                       call.threads);
+  return finish(s, call, scanned);
 }
 
 using Mixer = int (*)(const StateLayer&, const MixerCall&);
-constexpr Mixer kMixers[kMixerKinds] = {mamba2, mamba1, delta, short_conv};
+constexpr Mixer kMixers[kMixerKinds] = {mamba2, mamba1, delta, short_conv, lightning,
+                                           kimi_delta, rg_lru};
 
 }  // namespace
 

@@ -1,20 +1,31 @@
 // Layers with a recurrent state, from the hidden state to what is added to it.
 #pragma once
 
+#include "lora.h"
 #include "ops.h"
 #include "states.h"
 
 namespace quire {
 
 // The kinds of layers, as in kernels/cpu/decoder.py.
-enum MixerKind : int32_t { kMamba2 = 0, kMamba1 = 1, kDelta = 2, kShortConv = 3, kMixerKinds };
+enum MixerKind : int32_t {
+  kMamba2 = 0,
+  kMamba1 = 1,
+  kDelta = 2,
+  kShortConv = 3,
+  kLightning = 4,
+  kKimiDelta = 5,
+  kRgLru = 6,
+  kMixerKinds
+};
 
 struct MixerCall {
   const float* x;  // [tokens, hidden]
   float* out;      // [tokens, hidden], may be x
   StateRows of;    // the step's sequences and their blocks
+  const int64_t* positions;     // [tokens]
   const int64_t* num_computed;  // [num_seqs], at 0 a state is cleared first; null for none
-  float eps;
+  LayerAdapters adapters;       // of all tokens
   int threads;
 };
 

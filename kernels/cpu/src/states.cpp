@@ -291,6 +291,33 @@ void scan_channels(const DiagonalScan& s, int64_t seq, int64_t low, int64_t high
   }
 }
 
+// 1 - e^-x for x >= 0, to a few units in the last place.
+vf one_minus_exp(vf x) {
+  const vf least = vset(0.35f);
+  vf series = vset(1.0f / 5040);
+  for (const float factor : {-1.0f / 720, 1.0f / 120, -1.0f / 24, 1.0f / 6, -0.5f, 1.0f})
+    series = vfma(series, x, vset(factor));
+  series = series * x;
+  const vf direct = vset(1.0f) - vexp(vset(0.0f) - x);
+  return vzero_below(direct, x, least) + (series - vzero_below(series, x, least));
+}
+
+// The inputs and decays of one head of a token.
+void prepare_lru(const LruInputs& l, int64_t t, int64_t head) {
+  const int64_t channel = head * l.size, at = t * l.heads * l.size + channel;
+  const float *gates = l.gates + 2 * at, *biases = l.biases + 2 * channel;
+  for_lanes(l.size, [&](int64_t i, int n) {
+    const auto gate = [&](int64_t j) {
+      return act<kSigmoid>(vload_some(gates + j, n) + vload_some(biases + j, n));
+    };
+    const vf log_decay = gate(l.size + i) * vload_some(l.decay + channel + i, n);
+    vf inputs = vload_some(l.x + at + i, n) * gate(i);
+    if (l.positions[t]) inputs = inputs * vsqrt(one_minus_exp(vset(-2.0f) * log_decay));
+    vstore_some(l.inputs + at + i, inputs, n);
+    vstore_some(l.decays + at + i, vexp(log_decay), n);
+  });
+}
+
 }  // namespace
 
 int causal_conv(const CausalConv& c, int threads) {
@@ -341,6 +368,13 @@ int diagonal_scan(const DiagonalScan& s, int threads) {
   return kOk;
 }
 
+void lru_inputs(const LruInputs& l, int threads) {
+  const int64_t count = l.tokens * l.heads;
+  deal_ranges(worth(threads, count * l.size * 8, 16384), count, 1, [&](int64_t low, int64_t high) {
+    for (int64_t i = low; i < high; i++) prepare_lru(l, i / l.heads, i % l.heads);
+  });
+}
+
 }  // namespace quire
 
 extern "C" int quire_causal_conv(const CausalConv* c, int threads) {
@@ -353,4 +387,11 @@ extern "C" int quire_linear_scan(const LinearScan* s, int threads) {
 
 extern "C" int quire_diagonal_scan(const DiagonalScan* s, int threads) {
   return diagonal_scan(*s, threads);
+}
+
+extern "C" int quire_lru_inputs(const LruInputs* l, int threads) {
+  return guarded([&] {
+    lru_inputs(*l, threads);
+    return static_cast<int>(kOk);
+  });
 }

@@ -8,5 +8,6 @@ namespace quire {
 int causal_conv(const CausalConv& c, int threads);
 int linear_scan(const LinearScan& s, int threads);
 int diagonal_scan(const DiagonalScan& s, int threads);
+void lru_inputs(const LruInputs& l, int threads);
 
 }  // namespace quire

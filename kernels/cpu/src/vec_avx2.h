@@ -149,6 +149,7 @@ QUIRE_INLINE vf vscale2(vf x, vf, vf shifted) {
 QUIRE_INLINE vf vzero_below(vf x, vf y, vf low) {
   return _mm256_and_ps(_mm256_cmp_ps(y, low, _CMP_NLT_UQ), x);
 }
+QUIRE_INLINE vf vsqrt(vf x) { return _mm256_sqrt_ps(x); }
 QUIRE_INLINE vf vabs(vf x) { return _mm256_andnot_ps(_mm256_set1_ps(-0.0f), x); }
 QUIRE_INLINE vf vcopysign(vf magnitude, vf sign) {
   const __m256 bit = _mm256_set1_ps(-0.0f);

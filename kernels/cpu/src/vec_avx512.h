@@ -165,6 +165,7 @@ QUIRE_INLINE vf vscale2(vf x, vf n, vf) { return _mm512_scalef_ps(x, n); }
 QUIRE_INLINE vf vzero_below(vf x, vf y, vf low) {
   return _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(y, low, _CMP_NLT_UQ), x);
 }
+QUIRE_INLINE vf vsqrt(vf x) { return _mm512_sqrt_ps(x); }
 QUIRE_INLINE vf vabs(vf x) { return _mm512_abs_ps(x); }
 QUIRE_INLINE vf vcopysign(vf magnitude, vf sign) {
   const __m512 bit = _mm512_set1_ps(-0.0f);

@@ -96,6 +96,9 @@ QUIRE_INLINE vf vscale2(vf x, vf, vf shifted) {
 QUIRE_INLINE vf vzero_below(vf x, vf y, vf low) {
   return each([&](int i) { return y[i] < low[i] ? 0.0f : x[i]; });
 }
+QUIRE_INLINE vf vsqrt(vf x) {
+  return each([&](int i) { return __builtin_sqrtf(x[i]); });
+}
 QUIRE_INLINE vf vabs(vf x) {
   return each([&](int i) { return __builtin_fabsf(x[i]); });
 }

@@ -23,13 +23,9 @@ STATES = (
     "qwen3_next", "recurrent_gemma", "zamba2", "zamba2-plain",
 )  # fmt: skip
 """What carries a state."""
-STATES_BY_LAYER = (
-    "kimi_linear", "minimax", "recurrent_gemma", "zamba2", "zamba2-plain",
-)  # fmt: skip
-"""What carries a state, and runs layer by layer."""
-LATENTS = tuple(name for name, recipe in RECIPES.items() if "kv_lora_rank" in recipe)
-LAYER_BY_LAYER = ("arctic", "gemma3n", *LATENTS, *STATES_BY_LAYER)
-"""What doesn't run in one call: experts beside attention, latents, and some of the states."""
+INDEXED = tuple(name for name, recipe in RECIPES.items() if "index_topk" in recipe)
+LAYER_BY_LAYER = ("arctic", "gemma3n", *INDEXED)
+"""What doesn't run in one call: experts beside attention, several hidden states, chosen latents."""
 GREEDY = SamplingParams(temperature=0, max_tokens=OUTPUT, ignore_eos=True)
 
 

@@ -148,6 +148,13 @@ IN_ONE_CALL = {
     "mamba-biases": ["float32"],
     "lfm2-biases": ["float32"],
     "qwen3_next": ["float32", "int8"],
+    "minimax": ["float32", "int8"],
+    "kimi_linear": ["float32", "int8"],
+    "recurrent_gemma": ["float32"],
+    "zamba2": ["float32", "int8"],
+    "zamba2-plain": ["float32"],
+    "deepseek_v2-lite": ["float32"],
+    "deepseek_v3": ["float32"],
 }
 
 
