@@ -8,8 +8,9 @@
 `make` writes a random checkpoint of a published model's shape in bfloat16, with a tokenizer, which
 llama.cpp's `convert_hf_to_gguf.py` reads. `idle`: time and processor time of cold prompts with a
 prefix cache over those without. `turn12`: first tokens of chats' twelfth turns over those of an
-attention model, which has as many new tokens. `decode`: tokens/s of one stream, and llama.cpp's.
-All take turns; printed are medians with quartiles. Weights are int8 (llama.cpp: Q8_0) in `decode`.
+attention model, which has as many new tokens, and for `llama` as many parameters as `mamba2`.
+`decode`: tokens/s of one stream, and llama.cpp's. All take turns; printed are medians with
+quartiles. Weights are int8 (llama.cpp: Q8_0) in `decode`.
 """
 
 from __future__ import annotations
@@ -51,9 +52,10 @@ SHAPES: dict[str, dict[str, Any]] = {
         "first_k_dense_replace": 1, "norm_topk_prob": False, "routed_scaling_factor": 1.0,
         "topk_method": "greedy", "scoring_func": "softmax",
     },
+    # 90 M parameters in its layers, as Mamba-2's above.
     "llama": {
         "model_type": "llama", "hidden_size": 768, "num_hidden_layers": 12,
-        "intermediate_size": 2048, "num_attention_heads": 12, "num_key_value_heads": 4,
+        "intermediate_size": 2560, "num_attention_heads": 12, "num_key_value_heads": 4,
     },
 }  # fmt: skip
 VOCAB, MAX_TOKENS = 32000, 16384
