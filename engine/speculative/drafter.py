@@ -29,7 +29,7 @@ _MAX_READING_TOKENS = 64
 #: Maximum fraction of the steps' time for planning while no drafts pay.
 _PLANNING_SHARE = 0.003
 #: A step counts as at most this many times slower than expected.
-_MAX_OUTLIER = 2.5
+_MAX_OUTLIER = 1.75
 
 
 @dataclass(slots=True)
@@ -89,8 +89,8 @@ class Drafter:
         self._acceptance = TenantAcceptance(is_model=self.model is not None)
         self._rows: dict[int, _DraftRow] = {}
         self._losses = LossBound()
-        #: Step before which no drafts are planned, since none paid.
-        self._resume_step = 0.0
+        #: Batch in which no draft paid: its size, its last row, and the step at which it ends.
+        self._pause = 0, 0, 0.0
         drawing = None if self.model is None else self.model.costs
         max_drafts = self._config.num_speculative_tokens
         self._planner = Planner(self.costs, drawing, self._losses, max_drafts)
@@ -142,7 +142,8 @@ class Drafter:
         step = DraftStep(width, min(max_drafts, self.costs.max_width - width), num_prompt_tokens)
         if not decoding or 0 < self._config.disable_by_batch_size <= width or step.max_drafts < 1:
             return {}
-        is_paused = self._acceptance.step < self._resume_step
+        size, last, end = self._pause
+        is_paused = self._acceptance.step < end and (size, last) == (width, decoding[-1].seq_id)
         if not self._is_timed and (is_paused or not self._planner.can_pay(step)):
             return {}
         started = self.clock()
@@ -165,7 +166,8 @@ class Drafter:
         for tenant, count in Counter([row.tenant for row in rows]).items():
             self._losses.charge(tenant, share * width * count / len(rows))
         if not drafts:
-            self._resume_step = self._acceptance.step + share / _PLANNING_SHARE
+            end = self._acceptance.step + share / _PLANNING_SHARE
+            self._pause = width, decoding[-1].seq_id, end
         return drafts
 
     def _is_tracked(self, sequence: Sequence) -> bool:
