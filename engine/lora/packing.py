@@ -139,7 +139,7 @@ def pack_adapter(
     layers = [dict(packer.layer(index)) for index in range(packer.num_layers)]
     embedding, head = packer.embedding(), packer.head()
     table = model.lora_table([*layers, packer.ends] if model.lora_slots else layers)
-    if shard is not None and table is None:
+    if shard is not None and (table is None or _has_whole_layers(model)):
         raise _shard_error(shard, f"of {model.spec.architecture}")
     return AdapterWeights(
         digest=adapter.digest,
@@ -164,6 +164,13 @@ def has_only_matrices(adapter: LoRAAdapter) -> bool:
 def _shard_of(model: AdaptableModel) -> ModelShard | None:
     """Return a rank's share of the model; None without tensor parallelism."""
     return model.shard if isinstance(model, NativeDecoder) else None
+
+
+def _has_whole_layers(model: AdaptableModel) -> bool:
+    """Whether each rank computes all heads, of layers with states or of latents."""
+    return isinstance(model, NativeDecoder) and (
+        model.spec.states is not None or model.spec.latents is not None
+    )
 
 
 def _full_spec(model: AdaptableModel) -> Any:

@@ -125,6 +125,18 @@ def test_adapters_over_ranks_give_the_bits_of_one(
             assert outputs(llm, mixed) == expected
 
 
+def test_adapters_of_attention_beside_states_are_refused(
+    checkpoint: Folder, tmp_path: Path
+) -> None:
+    folder = checkpoint("falcon_h1")
+    request = adapter(folder, tmp_path / "a", 0, ("q_proj", "o_proj"))
+    with (
+        running(folder, 2) as llm,
+        pytest.raises(InvalidRequest, match="tensor_parallel_size=2: serve them with one"),
+    ):
+        outputs(llm, [request] * 3)
+
+
 def test_adapters_of_attention_go_with_experts_over_ranks(
     checkpoint: Folder, tmp_path: Path
 ) -> None:
