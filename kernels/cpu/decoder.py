@@ -93,6 +93,7 @@ class CpuDecoder(CompiledDecoder):
         ]
         _check(shape, attending, groups)
         self.hidden_size = shape.hidden_size
+        self._scales_gates = shape.mlp_gate_scale != 1.0
         self._has_attention = bool(attending)
         self._state_blocks = {len(state.scan_states) for state in states if state is not None}
         described_states = [
@@ -179,6 +180,8 @@ class CpuDecoder(CompiledDecoder):
         return out
 
     def lora_table(self, layers: LayerLoras) -> LoraTable | None:
+        if self._scales_gates:
+            return None
         supported = all(layer.keys() <= sizes.keys() for layer, sizes in zip(layers, self._sizes))
         return CpuLoraTable(layers, self._sizes) if supported else None
 
