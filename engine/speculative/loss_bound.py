@@ -7,8 +7,9 @@ from dataclasses import dataclass
 
 from engine.speculative.acceptance import MAX_TENANTS
 
-#: Upper limit of a tenant's loss in tokens per row, at which nothing more is spent on its drafts.
-_MAX_LOSS = 0.45
+# Upper limits of a tenant's loss in tokens per row, at which drafts may still have a cost, texts
+# may still be searched for drafts, and another sequence may still be read.
+_MAX_LOSS, _MAX_LOSS_TO_LOOK_UP, _MAX_LOSS_TO_READ = 0.55, 0.4, 0.4
 #: Maximum savings, and the maximum that remains after the sequence that achieved them.
 _MAX_SAVINGS, _MAX_LASTING_SAVINGS = 2.0, 0.3
 #: Reduction of the loss per step, so that drafts are tried again.
@@ -67,13 +68,18 @@ class LossBound:
         loss = self._losses[tenant]
         return (loss.max_tokens - loss.tokens) * loss.rows
 
+    def can_look_up(self, tenant: str, tokens: float) -> bool:
+        """Whether a lookup may cost as much time as `tokens` tokens."""
+        loss = self._losses[tenant]
+        return loss.tokens + tokens / loss.rows <= _MAX_LOSS_TO_LOOK_UP
+
     def can_read(self, tenant: str, pending: float = 0.0) -> bool:
         """Whether another sequence may be read, besides those that cost `pending` tokens."""
         loss = self._losses[tenant]
-        return loss.tokens + pending / loss.rows <= _MAX_LOSS
+        return loss.tokens + pending / loss.rows <= _MAX_LOSS_TO_READ
 
     def can_draft(self, tenant: str) -> bool:
-        """Whether looking for the tenant's drafts, and verifying them, may have a cost."""
+        """Whether the tenant's drafts may have a cost."""
         return self.budget(tenant) > 0.0
 
     def charge(self, tenant: str, tokens: float) -> None:

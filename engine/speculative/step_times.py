@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right, insort
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from math import sqrt
 from statistics import median
 
 #: Minimum weight of a new step in its width's average, and its weight in the speed factor.
@@ -14,9 +15,14 @@ _MIN_STEPS = 3
 _MAX_OUTLIER = 2.0
 #: A step may be this many tokens, or an eighth, wider than the widest known one.
 _MAX_WIDER = 4
-#: A width not measured for this many steps is old: a new step that takes less than `_BUSY` of its
-#: time shows that the machine was busy then.
-_OLD, _BUSY = 64, 0.75
+#: A width not measured for this many steps is tried again, as the machine may have changed; the
+#: interval doubles after each trial, up to the second value.
+_TRIAL_INTERVAL, _MAX_TRIAL_INTERVAL = 128, 4096
+#: A width that now takes less than this fraction of its old time was measured on a busy machine.
+_BUSY = 0.75
+#: Initial mean relative deviation of steps, weight of a new deviation, and the number of deviations
+#: that one step is uncertain by; for n steps that is divided by sqrt(n).
+_NOISE, _NOISE_RATE, _DOUBT = 0.15, 0.04, 2.0
 
 
 @dataclass(slots=True)
@@ -26,16 +32,19 @@ class _Width:
     Attributes:
         seconds: average seconds of a step, at the machine's initial speed.
         last: number of the last step of this width.
-        count: number of steps.
         first: seconds of the steps before the width was known.
         num_compared: number of steps right after a step of another width, including the first.
+        last_trial: number of the step before the last trial.
+        interval: number of steps until the next trial.
     """
 
-    seconds: float = 0.0
-    last: int = 0
-    count: int = 0
-    first: list[float] = field(default_factory=list)
+    seconds: float
+    last: int
+    count: int
+    first: list[float]
     num_compared: int = 1
+    last_trial: int = 0
+    interval: int = _TRIAL_INTERVAL
 
 
 @dataclass(slots=True)
@@ -71,45 +80,84 @@ class StepTimes:
         self._is_draft, self._unknown = is_draft, 0.0 if is_draft else 1.0
         self._measured_widths: list[int] = []
         self._widths: dict[int, _Width] = {}
+        self._noise = _NOISE
         self.speed = speed or SpeedFactor()
 
     def record(self, width: int, seconds: float) -> None:
         """Record a step of `width` tokens."""
         width, seconds = _rounded(width), max(seconds, 1e-9)
         self.speed.num_steps += not self._is_draft
-        self._forget_busy(width, seconds)
-        entry = self._widths.setdefault(width, _Width())
-        entry.last = self.speed.num_steps
-        entry.count += 1
-        if entry.count > _MIN_STEPS:
-            self._update(entry, width, seconds / entry.seconds)
-        else:
-            entry.first.append(seconds / self.speed.value)
-            if entry.count == _MIN_STEPS:
-                entry.seconds = median(entry.first)
-                insort(self._measured_widths, width)
+        if not self._replace_if_busy(width, seconds):
+            entry = self._widths.setdefault(width, _Width(0.0, 0, 0, []))
+            entry.last = self.speed.num_steps
+            entry.count += 1
+            if entry.count > _MIN_STEPS:
+                self._update(entry, width, seconds / entry.seconds)
+            else:
+                entry.first.append(seconds / self.speed.value)
+                if entry.count == _MIN_STEPS:
+                    self._add(entry, width)
         self.speed.last_width = id(self), width
 
-    def _forget_busy(self, width: int, seconds: float) -> None:
-        """Forget old measurements of a busy machine: those of this width and of wider ones, if this
-        step took far less, and narrower ones that took longer.
+    def trial_age(self, width: int) -> int:
+        """Return the number of steps since the next wider known width was measured or tried, if a
+        new trial is due; else 0.
         """
-        if self.seconds(width) * _BUSY <= seconds or not self._measured_widths:
-            return
-        for measured in [*self._measured_widths]:
+        index = bisect_right(self._measured_widths, _rounded(width)) if width else 0
+        if index == len(self._measured_widths):
+            return 0
+        entry = self._widths[self._measured_widths[index]]
+        age = self.speed.num_steps - max(entry.last, entry.last_trial)
+        return age if age >= entry.interval else 0
+
+    def record_trial(self, width: int, count: int) -> None:
+        """Record that the next step is a trial, `count` tokens wider than `width`."""
+        first = bisect_right(self._measured_widths, _rounded(width)) if width else 0
+        last = bisect_left(self._measured_widths, _rounded(width + count))
+        for measured in self._measured_widths[first : last + 1]:
             entry = self._widths[measured]
-            is_slower = measured >= width or entry.seconds * self.speed.value > seconds
-            if is_slower and self.speed.num_steps - entry.last >= _OLD:
+            entry.last_trial = self.speed.num_steps
+            entry.interval = min(2 * entry.interval, _MAX_TRIAL_INTERVAL)
+
+    def _replace_if_busy(self, width: int, seconds: float) -> bool:
+        """Whether the old measurement of this width was taken on a busy machine. If so, this step
+        replaces it, and old measurements that are wider or seem slower are dropped.
+        """
+        index = bisect_left(self._measured_widths, width)
+        if index == len(self._measured_widths) or not self._is_old(self._measured_widths[index]):
+            return False
+        if seconds >= _BUSY * self.seconds(width):
+            return False
+        seconds /= self.speed.value
+        for measured in list(self._measured_widths):
+            slower = measured >= width or self._widths[measured].seconds > seconds
+            if slower and self._is_old(measured):
                 del self._widths[measured]
-                self._measured_widths.remove(measured)
-        if width not in self._widths:  # known at once
-            first = [seconds / self.speed.value] * (_MIN_STEPS - 1)
-            self._widths[width] = _Width(count=_MIN_STEPS - 1, first=first)
+        self._widths[width] = _Width(seconds, self.speed.num_steps, 1, [seconds])
+        self._measured_widths = [
+            measured
+            for measured in self._measured_widths
+            if measured in self._widths and measured != width
+        ]
+        insort(self._measured_widths, width)
+        return True
+
+    def _is_old(self, width: int) -> bool:
+        return self.speed.num_steps - self._widths[width].last >= _TRIAL_INTERVAL
+
+    def _add(self, entry: _Width, width: int) -> None:
+        entry.seconds = median(entry.first)
+        if width not in self._measured_widths:
+            index = bisect_left(self._measured_widths, width)
+            if index < len(self._measured_widths):
+                entry.interval = self._widths[self._measured_widths[index]].interval
+            self._measured_widths.insert(index, width)
 
     def _update(self, entry: _Width, width: int, factor: float) -> None:
         """`factor`: the step's seconds divided by the width's."""
         speed = self.speed.value
         factor = min(max(factor, speed / _MAX_OUTLIER), speed * _MAX_OUTLIER)
+        self._noise += _NOISE_RATE * (abs(factor / speed - 1.0) - self._noise)
         if self.speed.last_width != (id(self), width):  # only other widths show the speed
             entry.num_compared += 1
             rate = max(_WIDTH_RATE, 1.0 / (1 + entry.num_compared))
@@ -120,7 +168,7 @@ class StepTimes:
 
     def clear(self) -> None:
         """Forget all measurements."""
-        self._measured_widths, self._widths, self.speed.value = [], {}, 1.0
+        self._measured_widths, self._widths, self._noise, self.speed.value = [], {}, _NOISE, 1.0
 
     @property
     def widest(self) -> int:
@@ -158,6 +206,16 @@ class StepTimes:
         if not prompt_tokens:
             return self.seconds(width + count)
         return self.seconds(width) + self.speed.value * count * self._slope()
+
+    def uncertainty(self, width: int) -> float:
+        """Relative uncertainty of `seconds`: among many widths, one always seems too fast."""
+        if not self._measured_widths:
+            return 0.0
+        if width > self.widest:
+            return _DOUBT * _NOISE / sqrt(_MIN_STEPS)
+        entry = self._widths.get(_rounded(width))
+        count = _MIN_STEPS if entry is None else max(_MIN_STEPS, entry.count)
+        return _DOUBT * self._noise / sqrt(count)
 
     def _slope(self) -> float:
         """Return the seconds per additional token in the widest known steps."""

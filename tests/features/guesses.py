@@ -9,7 +9,7 @@ from unittest import mock
 
 from engine.contract.speculative_config import SpeculativeConfig
 from engine.scheduler import Sequence
-from engine.speculative import drafter, planner
+from engine.speculative import drafter
 from engine.speculative.loss_bound import LossBound
 from engine.speculative.ngram import Proposal, Proposer
 from engine.speculative.step_times import StepTimes
@@ -57,8 +57,7 @@ def guessing() -> Iterator[Guesses]:
         mock.patch.object(StepTimes, "record"),
         mock.patch.object(StepTimes, "widest", 10**6),
         mock.patch.object(LossBound, "budget", return_value=1e9),
-        mock.patch.object(planner, "_MIN_GAIN", 0.0),
-        mock.patch.object(drafter, "_PLANNING_SHARE", 1e9),
+        mock.patch.object(LossBound, "can_look_up", return_value=True),
         mock.patch.object(LossBound, "can_read", return_value=True),
         mock.patch.object(LossBound, "can_draft", return_value=True),
         mock.patch.dict(drafter.PROPOSERS, {"ngram": Guesses}),

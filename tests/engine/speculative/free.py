@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from engine.core import warmup as draft_timing
-from engine.speculative import drafter, planner
 from engine.speculative.loss_bound import LossBound
 from engine.speculative.planner import Planner
 from engine.speculative.step_times import StepTimes
@@ -27,9 +26,8 @@ def make_drafts_free(monkeypatch: pytest.MonkeyPatch, *, timed: bool = False) ->
     monkeypatch.setattr(draft_timing, "_time_widths", lambda *_: None)
     monkeypatch.setattr(StepTimes, "record", lambda *_: None)
     monkeypatch.setattr(Planner, "record", lambda *_: None)  # so none goes without, to be compared
-    monkeypatch.setattr(planner, "_MIN_GAIN", 0.0)  # unlikely ones pay, too
-    monkeypatch.setattr(drafter, "_PLANNING_SHARE", 1e9)
     monkeypatch.setattr(StepTimes, "widest", 10**6)
     monkeypatch.setattr(LossBound, "budget", lambda *_: 1e9)
+    monkeypatch.setattr(LossBound, "can_look_up", lambda *_: True)
     monkeypatch.setattr(LossBound, "can_read", lambda *_: True)
     monkeypatch.setattr(LossBound, "can_draft", lambda *_: True)

@@ -232,8 +232,7 @@ class Simulation:
 
     def _record_step(self, seq_ids: list[int], widths: list[int], following: float = 0.0) -> None:
         self._pace += self.rng.gauss(0.0, self._noise / 2) - 0.02 * self._pace
-        pairs = zip(seq_ids, widths, strict=True)
-        drafts = {seq_id: [0] * (width - 1) for seq_id, width in pairs if width > 1}
+        drafts = {seq_id: [0] * (width - 1) for seq_id, width in zip(seq_ids, widths, strict=True)}
         model = self.drafter.model
         initial = self.drafter._planning_seconds + (0.0 if model is None else model.seconds)
         plan = StepPlan(1, seq_ids, widths, widths, drafts)

@@ -204,11 +204,10 @@ def test_drafts_come_soon_though_wide_steps_seemed_four_times_slower_at_the_star
                                 lengths=(60, 200), noise=noise, start=start)  # fmt: skip
         initial = simulation.run(100).speed_up
         assert initial >= _MIN_SPEED_UP
-        if start == 1.0:
-            assert initial > 1.3
+        assert (initial > 1.3) == (start == 1.0)
         simulation.run(_SOON[machine] - 100)
         speed_ups.append(simulation.run(200).speed_up)
-    assert speed_ups[0] > 0.75 * speed_ups[1] > 0.9, speed_ups
+    assert speed_ups[0] > 0.8 * speed_ups[1] > 1.2, speed_ups
 
 
 @pytest.mark.parametrize("machine", ["billion", "millions"])
@@ -268,7 +267,7 @@ def test_wide_steps_that_seemed_cheap_at_the_start_cost_a_batch_little(draft: Co
                    noise=0.08, seed=seed, start=0.4).run(160).speed_up
         for seed in range(8)
     ]  # fmt: skip
-    assert sum(speed_ups) / len(speed_ups) >= 0.95, speed_ups
+    assert sum(speed_ups) / len(speed_ups) >= 0.965, speed_ups
 
 
 @pytest.mark.parametrize(

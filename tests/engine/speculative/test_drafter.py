@@ -59,7 +59,7 @@ def test_where_what_is_to_be_expected_cannot_pay_there_are_none_until_it_may() -
     assert drafter.propose(rows, 400) == {}
     for _ in range(20):
         drafter.record_outcome(rows[2], 4, 4)
-    assert 2 in drafter.propose(rows, 400)
+    assert list(drafter.propose(rows, 400)) == [2]
 
 
 def test_a_step_in_which_no_row_decodes_has_no_drafts() -> None:
@@ -171,11 +171,11 @@ def _next(drafter: Drafter, sequence: Sequence) -> float:
 
 def test_tenants_that_are_long_gone_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(acceptance, "MAX_TENANTS", 3)
-    usual = TenantAcceptance(is_model=False)
-    expected = usual.average("anybody", 2)
+    usual = TenantAcceptance(max_match=4)
+    expected = usual.log_odds("anybody", 2)
     for tenant in ("a", "b", "a", "c", "d"):
-        usual.update(tenant, 2, accepted=False)
-    updated = {tenant for tenant in "abcd" if usual.average(tenant, 2) != expected}
+        usual.update(tenant, 2, -0.5)
+    updated = {tenant for tenant in "abcd" if usual.log_odds(tenant, 2) != expected}
     assert updated == {"a", "c", "d"}
 
 
@@ -203,7 +203,7 @@ class _Counting:
 
 def test_what_a_draft_model_takes_counts() -> None:
     free = dict.fromkeys((1, 2, 3, 4, 5), 1.0)
-    for seconds, drafts in ((0.0, 4), (0.05, 4), (0.3, 3), (0.6, 1), (0.9, 0)):
+    for seconds, drafts in ((0.0, 4), (0.05, 4), (0.3, 2), (0.6, 1), (0.9, 0)):
         model = _Counting((1, seconds))
         drafter = Drafter(CONFIG, 100, model=model)  # type: ignore[arg-type]
         know(rich(drafter).costs, *free.items())
@@ -306,7 +306,7 @@ def test_what_a_draft_model_takes_is_seen_though_it_was_measured_on_a_busy_machi
     know(drafter.costs, *dict.fromkeys((1, 2, 3, 4, 5), 1.0).items())
     drafter.model.costs.record(1, 0.9)  # type: ignore[union-attr]
     first, *later_counts = _drafted(drafter, [_lasting()], 1000)
-    assert 10 < first < 700
+    assert 100 < first < 700
     assert len(later_counts) > 0.9 * (1000 - first)
 
 
@@ -314,17 +314,17 @@ def test_a_draft_model_that_is_too_slow_is_asked_seldom() -> None:
     drafter, model = _measured(3.0)
     know(drafter.costs, *dict.fromkeys((1, 2, 3, 4, 5), 1.0).items())
     tried = _drafted(drafter, [_lasting()], 20_000)
-    assert len(tried) > 3
-    assert 3.0 < model.spent < 0.01 * 20_000
+    assert 3 < len(tried) < 12
+    assert tried[-1] - tried[-2] > 4000
+    assert 3.0 < model.spent < 0.003 * 20_000
 
 
-def test_in_a_full_batch_a_draft_model_is_asked_seldom() -> None:
-    """Each draft takes a row's time, and each that holds is worth as much."""
+def test_in_a_full_batch_a_draft_model_is_asked_seldom_for_one_row() -> None:
     drafter, model = _measured(0.01)
     know(drafter.costs, *[(width, float(width)) for width in (1, 8, 16, 64)])
     rows = [_lasting(seq_id) for seq_id in range(8)]
-    assert 1 < len(_drafted(drafter, rows, 3000, cost=float)) < 0.1 * 3000
-    assert model.spent < 0.003 * 3000 * 8
+    assert 1 < len(_drafted(drafter, rows, 3000, cost=float)) < 8
+    assert model.spent < 1.0
 
 
 def test_drafts_go_on_after_a_look_in_which_the_machine_stood_still() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 
 import pytest
@@ -86,12 +87,59 @@ def test_a_draft_models_steps_are_known_beside_its_targets() -> None:
     assert model.seconds(1) == pytest.approx(0.004, rel=0.15)
 
 
+def test_what_few_steps_have_told_is_in_doubt() -> None:
+    costs = measured((4, 0.010))
+    assert costs.uncertainty(4) > 0.1
+    for _ in range(1000):
+        costs.record(4, 0.010)
+    assert costs.uncertainty(4) < 0.02
+    assert costs.uncertainty(8) > 0.1
+
+
+def test_a_quiet_machine_leaves_less_in_doubt_than_a_busy_one() -> None:
+    doubts = []
+    for noise in (0.01, 0.3):
+        rng, costs = random.Random(0), StepTimes()
+        for _ in range(100):
+            costs.record(1, 0.010 * (1.0 + rng.uniform(-noise, noise)))
+        for _ in range(4):
+            costs.record(4, 0.010)
+        doubts.append(costs.uncertainty(4))
+    assert doubts[0] < 0.03 < 0.1 < doubts[1]
+
+
 def test_a_width_is_known_by_several_steps_so_that_one_slow_one_ends_nothing() -> None:
     costs = measured((1, 0.010))
     for widest, seconds in ((1, 0.300), (1, 0.012), (9, 0.011)):
         costs.record(9, seconds)
         assert costs.widest == widest
     assert costs.seconds(9) == 0.012
+
+
+def test_what_was_measured_long_ago_is_tried_again_and_later_each_time() -> None:
+    costs, tries = measured((1, 0.010), (9, 0.100)), []
+    for step in range(5000):
+        costs.record(1, 0.010)
+        if costs.trial_age(1):
+            tries.append(step)
+            costs.record_trial(1, 8)
+            costs.record(9, 0.100)
+    gaps = [after - initial for initial, after in itertools.pairwise(tries)]
+    assert 100 < tries[0] < 150
+    assert all(1.9 < later / gap < 2.1 for gap, later in itertools.pairwise(gaps))
+    assert len(gaps) > 3
+    assert not costs.trial_age(9)  # nothing wider is known
+
+
+def test_a_trial_between_widths_counts_for_both_though_its_step_was_not_as_wide() -> None:
+    costs = measured((8, 0.010), (9, 0.012), (10, 0.014), (16, 0.020))
+    for _ in range(200):
+        costs.record(8, 0.010)
+    assert costs.trial_age(8)
+    costs.record_trial(8, 4)
+    assert not any(costs.trial_age(width) for width in (8, 9, 10))
+    costs.record(8, 0.010)  # whoever had the drafts has left
+    assert not costs.trial_age(8)
 
 
 def test_what_takes_far_less_than_long_ago_tells_that_the_machine_was_busy_then() -> None:
@@ -139,8 +187,11 @@ def test_a_draft_models_steps_are_old_once_its_target_has_gone_on_alone() -> Non
         target.record(1, 1.0)
         for rows in (1, 4):
             drawing.record(rows, 0.9 * rows)
+    assert not drawing.trial_age(0)
     for _ in range(200):
         target.record(1, 1.0)
+    assert drawing.trial_age(0) >= 200
+    assert not target.trial_age(0)
     drawing.record(1, 0.1)
     assert drawing.seconds(1) == pytest.approx(0.1)
     assert drawing.seconds(4) == pytest.approx(0.1)  # as if more rows were free
