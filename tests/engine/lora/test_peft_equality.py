@@ -72,6 +72,10 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "windows": ("gemma2", {"target_modules": ALL}),
     "layer-by-layer": ("stablelm", {"target_modules": ALL}),
     "states": ("granite4", {"target_modules": ["in_proj", "out_proj", "q_proj", "input_linear"]}),
+    "scaled-gates": (
+        "falcon_h1",
+        {"target_modules": ["in_proj", "q_proj", "gate_proj", "up_proj", "down_proj"]},
+    ),
     "selected-states": ("mamba", {"target_modules": ["in_proj", "x_proj"]}),
     "gated-attention": (
         "qwen3_next",
