@@ -5,6 +5,7 @@ Embedded: SQLite and an embedded Redis in the data dir. Production: `DATABASE_UR
 
 import hashlib
 import sys
+from typing import Any
 
 from accounts.mail import mail_settings
 from accounts.settings import identity_settings
@@ -155,7 +156,7 @@ CELERY_BROKER_URL = celery_url(REDIS_URL)
 CELERY_TASK_SERIALIZER = CELERY_RESULT_SERIALIZER = "json"  # never pickle
 CELERY_ACCEPT_CONTENT = ["json"]
 CELERY_BROKER_CONNECTION_RETRY_ON_STARTUP = True
-CELERY_BROKER_TRANSPORT_OPTIONS = {
+CELERY_BROKER_TRANSPORT_OPTIONS: dict[str, Any] = {
     "global_keyprefix": f"{QUIRE.key_prefix}:celery:",
     # Who sends a task waits for no broker that is away: workers find the work in the database.
     "max_retries": 0,
