@@ -156,7 +156,9 @@ def stream_gaps(client: httpx.Client, model: str, seconds: float) -> list[float]
 
 
 def set_niceness(model: str, data_dir: str, niceness: int) -> None:
-    """Of all threads of a model's replicas. Raises RuntimeError if it has none."""
+    """Of all threads of a model's replicas, and of their sessions, which Linux may schedule as one.
+    Raises RuntimeError if it has none.
+    """
     num_replicas = 0
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         try:
@@ -169,6 +171,8 @@ def set_niceness(model: str, data_dir: str, niceness: int) -> None:
             num_replicas += 1
             for thread in threads:
                 os.setpriority(os.PRIO_PROCESS, int(thread), niceness)
+            if (autogroup := path.parent / "autogroup").exists():
+                autogroup.write_text(str(niceness))
     if not num_replicas:
         raise RuntimeError(f"There is no replica of {model}.")
 
