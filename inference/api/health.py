@@ -125,11 +125,12 @@ async def check_health(client: EngineClient) -> Health:
 
 def _model_health(replicas: list[Replica]) -> dict[str, Any]:
     healthy = [r for r in replicas if r.ready and _is_progressing(r)]
+    answers = any(replica.can_answer for replica in healthy)
     return {
-        "ready": bool(healthy),
+        "ready": answers,
         "replicas": len(replicas),
         "ready_replicas": len(healthy),
-        "reason": "" if healthy else _unhealthy_reason(replicas),
+        "reason": "" if answers else _unhealthy_reason(replicas),
     }
 
 
@@ -146,6 +147,9 @@ def _unhealthy_reason(replicas: list[Replica]) -> str:
     """Why none of the replicas can be used."""
     if not replicas:
         return "no replica sends heartbeats."
+    replicas = [replica for replica in replicas if not replica.only_encodes]
+    if not replicas:
+        return "none of the replicas that answer is there, only such as encode media."
     for replica in replicas:
         beat = replica.heartbeat
         if beat.state == "ready":

@@ -120,8 +120,8 @@ def _check(
 
 
 def is_model_served(model: str) -> bool:
-    """Whether a ready replica serves the model; otherwise a fallback may answer."""
+    """Whether a ready replica answers for the model; otherwise a fallback may answer."""
     fleet = get_engine_client().fleet
     info = fleet.model(model)
-    ready = any(replica.ready for replica in fleet.of_model(model))
+    ready = any(replica.can_answer for replica in fleet.of_model(model))
     return info is not None and GENERATE in info.tasks and ready

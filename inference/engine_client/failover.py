@@ -225,7 +225,7 @@ class FailoverMonitor:
 
     def _unavailable_reason(self, flight: InFlightRequest, limit: float) -> EngineUnavailable:
         fleet = self._client.fleet
-        if any(replica.ready for replica in fleet.of_model(flight.model)):
+        if any(replica.can_answer for replica in fleet.of_model(flight.model)):
             return ModelReplaced(
                 f"The model '{flight.model}' has other weights now, and no replica that could "
                 f"continue this answer came back. Waited {limit:g} s."

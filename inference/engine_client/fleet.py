@@ -124,10 +124,15 @@ class Replica:
         return handover is not None and handover.only_prepares
 
     @property
+    def only_encodes(self) -> bool:
+        """Whether it encodes media for others, and can neither prefill nor decode."""
+        handover = self.heartbeat.kv_handover
+        return handover is not None and handover.only_encodes
+
+    @property
     def can_answer(self) -> bool:
         """Whether it accepts new requests and doesn't only encode."""
-        handover = self.heartbeat.kv_handover
-        return self.ready and not (handover is not None and handover.only_encodes)
+        return self.ready and not self.only_encodes
 
     @property
     def kv_address(self) -> str:
@@ -347,7 +352,7 @@ def failover_candidates(flight: InFlightRequest, replicas: Sequence[Replica]) ->
         for replica in replicas
         if (theirs := replica.heartbeat.numerics) is None or theirs.weights == mine.weights
     ]
-    same = [replica for replica in fit if replica.ready and replica.heartbeat.numerics == mine]
+    same = [replica for replica in fit if replica.can_answer and replica.heartbeat.numerics == mine]
     return same or fit
 
 

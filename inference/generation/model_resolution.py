@@ -123,8 +123,8 @@ async def _pin_to_stream(ctx: RequestContext, chosen: AdapterRef) -> AdapterRef:
 
 
 def _is_available(target: ModelTarget) -> bool:
-    """Whether a replica of its model is ready."""
-    return any(replica.ready for replica in get_engine_client().fleet.of_model(target.base.id))
+    """Whether a replica of its model can answer."""
+    return any(replica.can_answer for replica in get_engine_client().fleet.of_model(target.base.id))
 
 
 async def _wake_idle_model(name: str) -> None:
@@ -139,7 +139,9 @@ async def _wake_idle_model(name: str) -> None:
         client.flusher.publish_soon()
         while time.monotonic() - started_at < WAKE_TIMEOUT_S:
             replicas = client.fleet.of_model(name)
-            if any(replica.ready or replica.heartbeat.state == "failed" for replica in replicas):
+            if any(
+                replica.can_answer or replica.heartbeat.state == "failed" for replica in replicas
+            ):
                 return
             await asyncio.sleep(WAKE_POLL_INTERVAL_S)
     raise EngineUnavailable(f"The model '{name}' was unloaded and isn't back yet. Try again soon.")

@@ -7,12 +7,12 @@ import hashlib
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import lru_cache
 from sys import getsizeof
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 from django.conf import settings
@@ -41,6 +41,9 @@ from inference.rendering.media_sources import MediaSource, admit_sources
 from inference.schemas.chat import ChatRequest
 from metering.media import admit_media, charge_media
 from tenants.authentication import Caller
+
+#: A file, and what else was read with it.
+R = TypeVar("R", bound=tuple[Any, ...])
 
 #: Number of processes that decode media.
 NUM_WORKERS = 2
@@ -134,10 +137,7 @@ class MediaPool:
         def read() -> tuple[bytes, bytes, str]:
             return *read_source(source), folder_version(folder)
 
-        data, digest, version = await asyncio.wrap_future(
-            self._fetchers.submit(caller.tenant, read)
-        )
-        await _charge_fetched(caller, source, data)
+        data, digest, version = await self._read(source, caller, read)
         sampling = options.sampling if source.kind == "video" else {}
         size, rates = source.embeds_size, options.pruning_rates
         settled = msgspec.json.encode(
@@ -166,11 +166,25 @@ class MediaPool:
         upload. Raises `InvalidRequest`, `Overloaded`.
         """
         max_bytes = settings.QUIRE.max_file_bytes
-        data, _ = await asyncio.wrap_future(
-            self._fetchers.submit(caller.tenant, lambda: read_source(source, max_bytes))
-        )
-        await _charge_fetched(caller, source, data)
+        data, _ = await self._read(source, caller, lambda: read_source(source, max_bytes))
         return data
+
+    async def _read(self, source: MediaSource, caller: Caller, read: Callable[[], R]) -> R:
+        """Run `read` in a thread, and charge the caller for the file: for one that is being fetched
+        even if its request has ended meanwhile.
+        """
+        fetched = self._fetchers.submit(caller.tenant, read)
+
+        async def charge() -> R:
+            result = await asyncio.wrap_future(fetched)
+            await _charge_fetched(caller, source, result[0])
+            return result
+
+        try:
+            return await asyncio.shield(charge())
+        except asyncio.CancelledError:
+            fetched.cancel()  # one that hasn't begun
+            raise
 
     async def read_document(
         self, source: MediaSource, max_images: int, caller: Caller
@@ -184,8 +198,7 @@ class MediaPool:
             data, digest = read_source(source)
             return data, digest, _text_of(data)
 
-        data, digest, text = await asyncio.wrap_future(self._fetchers.submit(caller.tenant, read))
-        await _charge_fetched(caller, source, data)
+        data, digest, text = await self._read(source, caller, read)
         if text is not None:
             return PreparedDocument([DocumentPage(text)])
         scope = f"{_cache_owner(caller)}\0\0document {max_images}\0".encode()

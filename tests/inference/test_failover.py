@@ -14,7 +14,7 @@ import pytest
 from engine.contract import messages as protocol
 from engine.contract import redis_keys
 from engine.contract.messages import ErrorInfo, OutboxBatch, TokenDelta
-from engine.contract.replica_state import Numerics
+from engine.contract.replica_state import KVHandover, Numerics
 from engine.text import Tokenizer, render_chat
 from inference.engine_client import failover
 from inference.engine_client.client import get_engine_client
@@ -587,6 +587,30 @@ async def test_fault_60_other_weights_never_go_on_with_a_stream(
     assert events[-1]["error"]["code"] == "model_replaced"
     assert text_of(events) == expected_text(tokenizer, count=10)
     assert other.received == []
+
+
+async def test_a_stream_waits_for_no_replica_of_its_kind_that_only_encodes(
+    gateway: Gateway, tokenizer: Tokenizer, settings: Any
+) -> None:
+    settings.QUIRE = settings.QUIRE.replace(failover_wait_s=0.3)
+    role = KVHandover(role="kv_both", key_space="k", step_tokens=4, ec_role="ec_producer")
+    encoder = gateway.fake(numerics=kind(), kv_handover=role)
+    other = gateway.fake(numerics=kind(isa="avx512"))
+    events = await resumed_by(gateway, gateway.fake(die_after=10, numerics=kind()), encoder, other)
+    assert text_of(events) == expected_text(tokenizer)
+    assert (len(encoder.received), len(other.received)) == (0, 1)
+
+
+async def test_while_only_an_encoding_replica_is_there_nothing_is_said_of_other_weights(
+    gateway: Gateway, settings: Any
+) -> None:
+    settings.QUIRE = settings.QUIRE.replace(failover_wait_s=0.3)
+    role = KVHandover(role="kv_both", key_space="k", step_tokens=4, ec_role="ec_producer")
+    async with gateway.serving(gateway.fake(kv_handover=role)) as encoder:
+        answer = await gateway.client.chat()
+    assert (answer.status, answer.error["code"]) == (503, "engine_unavailable")
+    assert "No replica serves the model" in answer.error["message"]
+    assert encoder.received == []
 
 
 async def test_a_spare_takes_requests_only_while_nobody_else_does(

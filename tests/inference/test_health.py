@@ -20,6 +20,7 @@ from common import loops
 from common.draining import draining
 from engine.contract import messages as protocol
 from engine.contract.redis_keys import replica_events_channel
+from engine.contract.replica_state import KVHandover
 from inference.api import health
 from inference.engine_client.client import get_engine_client
 from inference.engine_client.failover import FailoverMonitor
@@ -101,6 +102,18 @@ async def test_health_is_red_while_a_replica_loads(gateway: Gateway, insider: As
     assert "loading" in reply.json()["reasons"][0]
     assert chat.status == 503
     assert "loading" in chat.error["message"]
+
+
+async def test_health_is_red_while_the_models_only_replica_encodes_for_others(
+    gateway: Gateway, insider: AsgiClient
+) -> None:
+    role = KVHandover(role="kv_both", key_space="k", step_tokens=4, ec_role="ec_producer")
+    async with gateway.serving(gateway.fake(kv_handover=role)):
+        reply = await insider.get("/health")
+        assert (reply.status, reply.json()["models"]["fake"]["ready"]) == (503, False)
+        assert "only such as encode media" in reply.json()["reasons"][0]
+        async with gateway.serving(gateway.fake()):
+            assert (await insider.get("/health")).status == 200
 
 
 async def test_fault_27_health_is_red_when_the_engine_stands_still_behind_its_heartbeats(

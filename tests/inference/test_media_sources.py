@@ -403,6 +403,32 @@ async def test_a_requests_pictures_wait_a_few_at_a_time_and_none_once_one_is_ref
     assert len(counts) < len(sources) // 2
 
 
+async def test_a_file_that_is_being_fetched_is_charged_although_its_request_has_ended(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pool, loop = MediaPool(), asyncio.get_running_loop()
+    started, go_on, charged = asyncio.Event(), threading.Event(), asyncio.Queue[int]()
+
+    def read(*arguments: Any) -> tuple[bytes, bytes]:
+        loop.call_soon_threadsafe(started.set)
+        go_on.wait(120)
+        return b"file", bytes(32)
+
+    async def charge(caller: Caller, *, num_bytes: int) -> None:
+        charged.put_nowait(num_bytes)
+
+    monkeypatch.setattr(media_pool, "read_source", read)
+    monkeypatch.setattr(media_pool, "charge_media", charge)
+    source = MediaSource("https://example.org/a.png", "content[0]")
+    asking = asyncio.ensure_future(pool.prepare(source, MediaOptions({}, {}), "", CALLER))
+    await started.wait()
+    asking.cancel()  # as a request's others are once one is refused
+    with pytest.raises(asyncio.CancelledError):
+        await asking
+    go_on.set()
+    assert await asyncio.wait_for(charged.get(), 120) == len(b"file")
+
+
 async def test_a_client_that_goes_away_is_charged_the_seconds_of_its_sound(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
