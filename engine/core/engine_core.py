@@ -215,7 +215,7 @@ class EngineCore:
             raise InvalidRequest(
                 f"request_id {message.request_id!r} is in use.", param="request_id"
             )
-        message = drop_kv_quota(message, self.facts)
+        message = drop_kv_quota(message, self.facts, self.config)
         self._input_processor.check(message, self._adapter_admission.vocab_size(message))
         if message.prompt_embeds is not None:
             prompt_embeds = to_tensor(message.prompt_embeds)

@@ -85,12 +85,12 @@ def check_pooling(message: EngineRequest, name: str, facts: ModelFacts) -> None:
         raise InvalidRequest("second_segment is out of range.", param="second_segment")
 
 
-def drop_kv_quota(message: EngineRequest, facts: ModelFacts) -> EngineRequest:
-    """The request without its tenant's KV quota if the model has no KV cache.
+def drop_kv_quota(message: EngineRequest, facts: ModelFacts, config: EngineConfig) -> EngineRequest:
+    """The request without its tenant's KV quota if the model has no KV cache, or no decoder.
 
     The blocks that the scheduler counts for such a model occupy no memory.
     """
-    if not facts.runs_whole_prompts:
+    if not (facts.runs_whole_prompts or config.only_encodes):
         return message
     return msgspec.structs.replace(message, kv_reserved_fraction=0.0, kv_max_fraction=1.0)
 

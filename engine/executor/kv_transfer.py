@@ -119,6 +119,12 @@ def make_kv_transfer(config: EngineConfig, worker: Worker) -> KVTransfer | None:
             "whose outputs stand for tokens.",
             param="ec_transfer_config",
         )
+    if config.only_encodes and settings.kv_connector != OFFLOADING_CONNECTOR:
+        raise ConfigError(
+            f"kv_connector={settings.kv_connector!r} can't be used with ec_role=ec_producer: the "
+            "replica has no decoder, and so no KV blocks to save.",
+            param="kv_transfer_config",
+        )
     if worker.rank:
         host_bytes = _host_bytes(config, worker)
         return KVTransfer(RankConnector(host_bytes, _local_layout(worker)))
@@ -141,7 +147,7 @@ def _make_offloading_connector(
     settings: KVTransferConfig, config: EngineConfig, worker: Worker
 ) -> OffloadingConnector:
     """Create the connector to the tiers. Raises `ConfigError`."""
-    offloads, swaps = config.kv_offloading_size > 0, config.swaps
+    offloads, swaps = config.kv_offloading_size > 0, config.swaps and not config.only_encodes
     if not (offloads or swaps):
         raise ConfigError(
             f"{OFFLOADING_CONNECTOR} needs a kv_offloading_size or swap_space above 0.",

@@ -290,6 +290,42 @@ def test_a_replica_that_only_encodes_has_no_decoder_and_answers_nothing(tmp_path
     llm.generate([prompt], one)
 
 
+def test_blocks_that_a_replica_only_counts_are_neither_swapped_nor_limited_nor_saved(
+    tmp_path: Path,
+) -> None:
+    folder, role = tmp_path / "model", {"ec_role": "ec_producer"}
+    FAMILIES["llava"](folder)
+    llm = LLM(
+        str(folder),
+        dtype="float32",
+        num_gpu_blocks_override=1,
+        max_model_len=128,
+        max_num_batched_tokens=32,
+        kv_offloading_size=0.01,
+        kv_offloading_backend=str(tmp_path / "tier"),
+        ec_transfer_config=role,
+        swap_space=0.01,
+    )
+    core = core_of(llm)
+    request = EngineRequest(
+        request_id="a", gateway_id="", prompt_token_ids=[5] * 120, tenant="t",
+        sampling=SamplingParams(max_tokens=1), kv_max_fraction=0.1,
+    )  # fmt: skip
+    core.add_request(request)  # within a share of blocks that take no memory
+    core.step()
+    core.scheduler._runs.preempt(core.scheduler._runs.sequences[0])
+    finished: list[str | None] = []
+    while core.has_work:
+        finished += [delta.finish_reason for delta in core.step()]
+    assert finished == ["length"]
+    assert not connector_of(core).num_saved_blocks
+    config = {"kv_connector": "DictConnector"}
+    config["kv_connector_module_path"] = "tests.engine.kv_transfer.outside"
+    with pytest.raises(ConfigError, match="no decoder, and so no KV blocks") as refusal:
+        seeing(folder, str(tmp_path / "tier"), ec_transfer_config=role, kv_transfer_config=config)
+    assert refusal.value.param == "kv_transfer_config"
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
