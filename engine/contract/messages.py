@@ -94,6 +94,8 @@ HEARTBEAT_TTL_S = 5.0
 HEARTBEAT_TIMEOUT_S = 2.5
 #: Exit status of a replica whose settings are invalid: a restart would fail in the same way.
 EXIT_CONFIG = 2
+#: Exit status of a replica that ends because another one of its group has ended or is late.
+EXIT_PEER_FAULT = 71
 #: A replica whose loop has made no progress for this long isn't ready, even if its port answers.
 STALL_TIMEOUT_S = 20.0
 #: ... and after this long it is killed and restarted.

@@ -9,7 +9,7 @@ import time
 from engine.contract.errors import EngineFault, PeerFault
 from engine.devices.threads import JoinedThread
 from engine.distributed.beats import BEAT_INTERVAL_S, MissedBeats
-from engine.distributed.memory import RankMemory
+from engine.distributed.memory import GATHER_TIMEOUT_S, RankMemory
 from engine.executor.worker import Worker
 from kernels.errors import RankError
 from kernels.interface import RankGroup
@@ -33,11 +33,14 @@ class ExpertLockstep:
 
     Attributes:
         failure: what ended the group, as a sentence; "": nothing.
+        is_late: whether this engine's latest step computed for longer than the others wait: then it
+            is what ended the group, and one of its requests may be the cause.
     """
 
     def __init__(self, worker: Worker, group: RankGroup, memory: RankMemory) -> None:
         """`memory`: of the group."""
-        self.failure, self._is_peers = "", True
+        self.failure, self._is_peers, self.is_late = "", True, False
+        self._began_at = self._waited_s = 0.0
         self._worker, self._group, self._memory = worker, group, memory
         self._turn = threading.Condition()
         self._num_steps, self._has_stepped, self._joins = 0, False, False
@@ -61,9 +64,12 @@ class ExpertLockstep:
             self._num_steps += 1
             self._group.interrupt()
             self._turn.wait_for(lambda: not self._joins)
+            self._began_at, self._waited_s = time.monotonic(), self._group.waited_s
 
     def __exit__(self, *error: object) -> None:
+        waited_s = self._group.waited_s - self._waited_s
         with self._turn:
+            self.is_late = time.monotonic() - self._began_at - waited_s > GATHER_TIMEOUT_S
             self._num_steps -= 1
             self._has_stepped = True
             self._turn.notify_all()
@@ -71,7 +77,8 @@ class ExpertLockstep:
     def check(self) -> None:
         """Raise `EngineFault` once an engine of the group has ended: `PeerFault` if another."""
         if self.failure:
-            raise (PeerFault if self._is_peers else EngineFault)(self.failure)
+            is_peers = self._is_peers and not self.is_late
+            raise (PeerFault if is_peers else EngineFault)(self.failure)
 
     def close(self) -> None:
         """Leave the group at the end of a wave."""

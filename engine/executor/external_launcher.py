@@ -121,8 +121,9 @@ class ExternalExecutor(UniProcExecutor):
             group = self.worker.ranks or self.worker.expert_ranks
             missing = None if group is None else group.missing_rank
             who = f"Rank {self.worker.rank}" if missing is None else f"Rank {missing}"
-            is_peers = self._lockstep is not None and isinstance(error, RankError)
-            kind = PeerFault if is_peers else EngineFault
+            lockstep = self._lockstep
+            is_peers = lockstep is not None and not lockstep.is_late
+            kind = PeerFault if is_peers and isinstance(error, RankError) else EngineFault
             raise kind(f"{who} failed in step {step}: {error}") from error
 
     def resume(self) -> None:

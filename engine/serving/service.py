@@ -283,9 +283,10 @@ class EngineService:
             # Gateways continue on other replicas, and the supervisor starts a new process.
             log.critical("The replica ends: %s", error.message)
             self._in_flight.record_fault(error.message)
+            status = EXIT_FAULT
             if isinstance(error, PeerFault):
                 self._in_flight.acquit()
-            status = EXIT_FAULT
+                status = protocol.EXIT_PEER_FAULT
             self._reader.stop()
         self._writer.close(timeout=10.0)
         # Requests left over by a drain didn't cause the exit.

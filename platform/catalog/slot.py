@@ -16,7 +16,13 @@ from catalog.models import ReplicaState
 from catalog.processes import ManagedProcess, kill_when_stopped, spawn
 from catalog.replica_log import ReplicaLog
 from catalog.replica_rows import state_of
-from engine.contract.messages import DEAD_AFTER_S, EXIT_CONFIG, LOAD_DEAD_AFTER_S, Heartbeat
+from engine.contract.messages import (
+    DEAD_AFTER_S,
+    EXIT_CONFIG,
+    EXIT_PEER_FAULT,
+    LOAD_DEAD_AFTER_S,
+    Heartbeat,
+)
 from engine.system.step_record import SharedStepRecord
 
 logger = logging.getLogger(__name__)
@@ -81,6 +87,8 @@ class ReplicaSlot:
         self.last_pid = 0
         #: Placeholder incarnation of a process that hasn't sent a heartbeat yet.
         self.pending_incarnation = ""
+        #: Whether its process ended because of another one of its group.
+        self.ended_by_peer = False
         self.restarts = self.failures = 0
         self.exit_detail = self.last_exit = ""
         self._exit_times: list[float] = []
@@ -194,6 +202,7 @@ class ReplicaSlot:
         if self.record is not None and (fault := self.record.read_fault()):
             reason += f": {fault}"
         self.process = self.record = None
+        self.ended_by_peer = status == EXIT_PEER_FAULT
         if not self.stopping:
             self._record_exit(self._killed_because or reason, starts_again=status != EXIT_CONFIG)
         return True
@@ -249,9 +258,11 @@ class ReplicaSlot:
         elif now - self._beaten > SILENT_AFTER_S and not self.stopping:
             self._kill(f"was silent for {SILENT_AFTER_S:.0f} s and was killed")
 
-    def kill_with_group(self) -> None:
-        """Kill a process whose group has lost another one; its requests weren't the cause."""
-        if self.record is not None:
+    def kill_with_group(self, *, acquits: bool) -> None:
+        """Kill a process whose group has lost another one; `acquits`: for which none of its own
+        requests is the cause.
+        """
+        if acquits and self.record is not None:
             self.record.acquit()
         self._kill("was killed: another replica that shares its experts has ended")
 

@@ -338,10 +338,12 @@ class Supervisor:
 
     def _start_group(self, group: list[ReplicaSlot]) -> None:
         """Start replicas once all of them are due; of a group that has lost one, end the others."""
-        if any(slot.process is None for slot in group):
+        if ended := [slot for slot in group if slot.process is None]:
+            # Where all have ended by a peer's fault, it is that of one that still runs.
+            acquits = not all(slot.ended_by_peer for slot in ended)
             for slot in group:
                 if slot.process is not None and not slot.stopping:
-                    slot.kill_with_group()
+                    slot.kill_with_group(acquits=acquits)
         if all(slot.is_due(self._is_occupied(slot)) for slot in group):
             environment = rendezvous_environment() if len(group) > 1 else self._memory_of(group[0])
             for slot in group:

@@ -5,7 +5,7 @@ import threading
 import time
 import weakref
 from datetime import UTC, datetime
-from unittest.mock import Mock
+from unittest.mock import Mock, patch
 
 import pytest
 from django.conf import settings
@@ -13,13 +13,16 @@ from django.conf import settings
 from catalog.heartbeats import watch_process_exit
 from catalog.models import ReplicaState
 from catalog.slot import HEALTHY_AFTER_S, MAX_BACKOFF_S, ReplicaSlot, backoff
+from catalog.supervisor import Supervisor
 from engine.contract.messages import (
     DEAD_AFTER_S,
     EXIT_CONFIG,
+    EXIT_PEER_FAULT,
     LOAD_DEAD_AFTER_S,
     Heartbeat,
     ModelInfo,
 )
+from engine.system.step_record import SharedStepWriter
 
 pytestmark = pytest.mark.system
 
@@ -86,6 +89,27 @@ def test_a_process_that_cant_be_started_is_tried_again_later(clock: Clock) -> No
     clock.now += backoff(1)
     start_if_due(slot, occupied=False)
     run_until_dead(slot)
+
+
+@pytest.mark.parametrize(("status", "acquits"), [(EXIT_PEER_FAULT, False), (1, True)])
+def test_of_a_group_that_a_late_replica_has_ended_its_requests_are_the_cause(
+    clock: Clock, status: int, acquits: bool
+) -> None:
+    slots = [slot_with(f"raise SystemExit({status})", clock), slot_with("input()", clock)]
+    for slot in slots:
+        slot.start({})
+    record = slots[1].record
+    assert record is not None
+    SharedStepWriter("i", record.fd).write(["late"])
+    run_until_dead(slots[0])
+    supervisor = Mock(spec=Supervisor)
+    supervisor._beats = {}
+    with patch("catalog.supervisor.is_starting_silently", return_value=False):
+        Supervisor._start_group(supervisor, slots)
+    run_until_dead(slots[1])
+    last = record.read()
+    assert last is not None
+    assert last.request_ids == ([] if acquits else ["late"])
 
 
 def test_a_replica_that_failed_starts_at_once_when_its_model_is_asked_for_again(

@@ -12,15 +12,18 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import redis
 
 from engine.contract import redis_keys
 from engine.contract.engine_config import EngineConfig
-from engine.contract.errors import ConfigError
-from engine.contract.messages import decode_replica_event
-from engine.serving.service import EXIT_FAULT
+from engine.contract.errors import ConfigError, EngineFault, PeerFault
+from engine.contract.messages import EXIT_PEER_FAULT, decode_replica_event
+from engine.distributed.memory import GATHER_TIMEOUT_S
+from engine.executor.expert_lockstep import ExpertLockstep
+from kernels.interface import RankGroup
 from tests.engine.families.conftest import checkpoint
 from tests.engine.ranks.test_tensor_parallel import running
 from tests.engine.replica import Gateway, replica
@@ -192,7 +195,7 @@ def test_replicas_that_share_experts_serve_requests_of_their_own(
         two.request("d", inputs[3], max_tokens=180)
         two.wait(lambda: bool(two.tokens("d")))
         processes[0].kill()
-        assert processes[1].wait(30) == EXIT_FAULT
+        assert processes[1].wait(30) == EXIT_PEER_FAULT
         exits = []
         for _ in range(5):  # a subscription's confirmation, and what the replicas said before
             message = events.get_message(ignore_subscribe_messages=True, timeout=1)
@@ -215,6 +218,21 @@ def test_an_engine_that_is_lost_ends_those_that_need_its_experts(
         assert kind == "PeerFault"  # none of its own requests is the cause
         assert message.startswith("Rank 1 of the experts")
         print(f"noticed after {seconds - 0.3:.2f} s")
+
+
+@pytest.mark.parametrize(("waited_s", "kind"), [(0.0, EngineFault), (10.5, PeerFault)])
+def test_an_engine_that_computes_for_longer_than_the_others_wait_is_the_cause(
+    waited_s: float, kind: type[EngineFault]
+) -> None:
+    group = Mock(spec=RankGroup, size=2, rank=0, waited_s=0.0)
+    lockstep = ExpertLockstep(Mock(), group, Mock())
+    with lockstep:
+        lockstep._began_at -= GATHER_TIMEOUT_S + 0.1
+        group.waited_s = waited_s
+    lockstep.failure = "Rank 1 of the experts has given no sign of life."
+    with pytest.raises(EngineFault) as caught:
+        lockstep.check()
+    assert type(caught.value) is kind
 
 
 def test_what_cannot_share_experts_is_refused_by_name() -> None:
