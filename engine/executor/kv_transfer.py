@@ -38,6 +38,7 @@ from engine.kv_transfer.remote_tier import RemoteTier, make_store
 from engine.kv_transfer.storage_queue import StorageQueue
 from engine.kv_transfer.storage_tier import StorageTier
 from engine.models.decoder import NativeDecoder
+from engine.models.encoder_decoder import EncoderDecoder
 from engine.models.interface import SupportsMultiModal
 
 if TYPE_CHECKING:
@@ -268,6 +269,8 @@ def _unsupported_reason(config: EngineConfig, worker: Worker) -> str:
         return f"results of {name} depend on hidden states of all tokens"
     if (config.speculative_config or {}).get("method") in HEADS:
         return "draft heads need hidden states of all blocks, which aren't saved"
+    if isinstance(loaded.model, EncoderDecoder) and worker.drafts.of_model is not None:
+        return "a draft model's keys and values of an encoder's states aren't saved"
     if loaded.facts.stateful and not loaded.facts.states_in_blocks:
         return f"sequences of {name} have states, which the Transformers bridge can't save"
     return ""

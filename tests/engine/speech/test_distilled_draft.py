@@ -138,3 +138,20 @@ def test_a_draft_model_that_cannot_read_the_encoders_states_is_refused(
         with pytest.raises(ConfigError, match=text) as refused:
             _llm(models[0], tmp_path / name)
         assert refused.value.param == "speculative_config"
+
+
+@pytest.mark.parametrize(
+    "tier",
+    [
+        {"kv_offloading_size": 0.01},
+        {"kv_transfer_config": {"kv_role": "kv_both"}, "kv_offloading_size": 0.01},
+    ],
+)
+def test_states_that_a_tier_would_restore_for_the_model_alone_are_refused(
+    models: tuple[Path, Path, list[list[int]]], tier: dict[str, Any]
+) -> None:
+    """The draft model would go on with what others' sound left in these blocks."""
+    teacher, student, _ = models
+    with pytest.raises(ConfigError, match="keys and values of an encoder's states") as refused:
+        _llm(teacher, student, **tier)
+    assert refused.value.param in tier
