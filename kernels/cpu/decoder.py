@@ -355,6 +355,8 @@ def _layer(
     described.key_cache, described.value_cache = address(keys), address(values)
     described.key_scales, described.value_scales = address(key_scales), address(value_scales)
     if isinstance(attention, LatentLayer):
+        # Keys and values are the same numbers, divided by the keys' scale.
+        described.value_scales = described.key_scales
         width = shape.num_heads * attention.out_of.layers[0].out_features
         described.o = handle_of("o", attention.output, (width, hidden))
         return described

@@ -159,6 +159,18 @@ def test_tokens_are_those_of_latents_rounded_alike(
     assert [run(llm, [prompt])[0] for prompt in PROMPTS[:4]] == outputs[:4]
 
 
+def test_latents_are_divided_by_the_keys_scale_in_one_call_and_layer_by_layer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_checkpoint(RECIPES["deepseek_v3"], tmp_path)
+    write_scales(tmp_path, 3)  # another one for values
+    llm = make(tmp_path, kv_cache_dtype="fp8")
+    assert native(llm).compiled
+    outputs = run(llm, PROMPTS[:4])
+    monkeypatch.setattr("engine.models.decoder.compile_decoder", lambda *args: None)
+    assert run(make(tmp_path, kv_cache_dtype="fp8"), PROMPTS[:4]) == outputs
+
+
 def test_measured_scales_are_what_makes_large_keys_fit(tmp_path: Path) -> None:
     folder = make_model("llama", tmp_path)
     weights = load_file(folder / "model.safetensors")
