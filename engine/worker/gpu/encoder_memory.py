@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from pathlib import Path
 
 import numpy as np
@@ -52,7 +53,9 @@ def _largest_picture(folder: Path, capacity: int) -> PreparedMedia:
 
 def _longest_audio(folder: Path, capacity: int) -> PreparedMedia:
     processor = AudioProcessor.from_folder(folder)
-    num_frames = processor.layout.max_frames
-    while processor.layout.count_tokens(num_frames) > capacity:
-        num_frames //= 2
+    layout = processor.layout
+    frames = range(1, layout.max_frames + 1)
+    fitting = bisect_right(frames, capacity, key=layout.count_tokens)
+    # A shorter one than the shortest doesn't exist.
+    num_frames = max(fitting, bisect_left(frames, 1, key=layout.count_tokens) + 1)
     return processor.prepare(np.zeros(num_frames * HOP, dtype=np.float32))

@@ -103,7 +103,9 @@ def test_the_longest_sound_of_the_cache_is_measured(device: FakeDevice, tmp_path
     allocated = fill_encoder_cache(loaded.model, tmp_path, 60)
     assert allocated is not None
     assert allocated.shape == (60, loaded.spec.hidden_size)
-    assert lengths == [400]
+    assert lengths == [600]
+    assert fill_encoder_cache(loaded.model, tmp_path, 5) is not None  # less than a window has
+    assert lengths == [600, 100]
 
 
 def test_a_full_step_is_measured_beside_a_full_encoder_cache(
