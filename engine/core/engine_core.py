@@ -389,7 +389,7 @@ class EngineCore:
                 load = self.scheduler.prompt_load
                 num_vectors = self.scheduler.encoder_cache.num_step_vectors
                 self.prefill_pace.update(load, plan.num_decodes, seconds, num_vectors)
-            if self.drafter is not None and not plan.encode:
+            if self.drafter is not None:
                 self.drafter.note_step(plan, seconds)
         return deltas
 

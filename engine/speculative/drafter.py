@@ -335,13 +335,17 @@ class Drafter:
         self._pause = 0, 0, 0
 
     def note_step(self, plan: StepPlan, seconds: float) -> None:
-        """Record a step of `seconds`, planning and drawing included."""
+        """Record a step of `seconds`, planning and drawing included. What one takes in which an
+        encoder ran says nothing about others.
+        """
         if self.model is not None:
             seconds -= self.model.seconds
             self.model.seconds = self.model.reading = 0.0
         tracking_seconds, self._tracking_seconds = self._tracking_seconds, 0.0
         seconds -= self._planning_seconds + tracking_seconds
         self._planning_seconds = 0.0
+        if plan.encode:
+            return
         if self._tracking is not None and not self.timing:
             rate = self._token_rate(len(plan.seq_ids)) if plan.seq_ids else 0.0
             self._tracking.charge(plan, seconds, tracking_seconds, self._losses, rate)

@@ -6,6 +6,7 @@ import pytest
 
 from engine.contract.speculative_config import SpeculativeConfig
 from engine.scheduler import Sequence, SequenceStatus, StepPlan
+from engine.scheduler.plan import EncodeTask
 from engine.speculative import acceptance
 from engine.speculative.acceptance import AcceptanceEstimate, TenantAcceptance
 from engine.speculative.drafter import Drafter
@@ -246,6 +247,17 @@ def test_a_draft_models_time_is_none_of_the_steps() -> None:
         model.seconds = 0.5
         drafter.note_step(StepPlan(1, [0], [1], [1]), 0.7)
         assert model.seconds == 0.0
+    assert drafter.costs.seconds(1) == pytest.approx(0.2)
+
+
+def test_a_step_in_which_an_encoder_ran_is_no_measure_and_leaves_no_time_to_the_next() -> None:
+    model = _Counting()
+    drafter = Drafter(CONFIG, 100, model=model)  # type: ignore[arg-type]
+    know(drafter.costs, (1, 0.2))
+    model.seconds = drafter._planning_seconds = 0.5
+    encode = [EncodeTask(b"key", "audio", 0)]
+    drafter.note_step(StepPlan(1, [0], [1], [1], encode=encode), 90.0)
+    assert model.seconds == drafter._planning_seconds == 0.0
     assert drafter.costs.seconds(1) == pytest.approx(0.2)
 
 
