@@ -6,6 +6,7 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
+import stamina
 from django.core.mail import EmailMessage, EmailMultiAlternatives, get_connection
 from django.core.mail.backends.base import BaseEmailBackend
 from kombu.exceptions import OperationalError
@@ -25,8 +26,14 @@ class QueuedBackend(BaseEmailBackend):
     def send_messages(self, email_messages: Sequence[EmailMessage]) -> int:
         """Queue messages; return their number."""
         for message in email_messages:
+            text = packed(message)
             try:
-                send_task(TASK, packed(message))
+                # Unlike other work, a mail is in no database: the broker may be restarting.
+                for attempt in stamina.retry_context(
+                    on=(OperationalError, RedisError), attempts=4, wait_initial=0.5
+                ):
+                    with attempt:
+                        send_task(TASK, text)
             except (OperationalError, RedisError) as error:
                 raise OSError(f"The queue of mails can't be reached: {error}") from error
         return len(email_messages)

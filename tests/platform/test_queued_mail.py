@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import smtplib
+from collections.abc import Callable
 from typing import Any
 
 import pytest
+import stamina
 from celery.exceptions import Retry
 from cryptography.fernet import InvalidToken
 from django.core import mail
 from django.core.mail import EmailMultiAlternatives
+from kombu.exceptions import OperationalError
 
 from accounts import mail_backend as queued_mail
 from accounts import tasks
@@ -68,11 +71,26 @@ def test_the_worker_sends_and_tries_again(
 def test_without_a_queue_the_page_learns_that_nothing_is_on_its_way(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    from kombu.exceptions import OperationalError
-
-    def away(*_: Any) -> None:
-        raise OperationalError("no broker")
-
-    monkeypatch.setattr(queued_mail, "send_task", away)
-    with pytest.raises(OSError, match="queue of mails"):
+    monkeypatch.setattr(queued_mail, "send_task", fails(9))
+    with (
+        stamina.set_testing(True, attempts=4, cap=True),
+        pytest.raises(OSError, match="queue of mails"),
+    ):
         QueuedBackend().send_messages([a_mail()])
+
+
+def test_a_mail_waits_for_a_broker_that_starts_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(queued_mail, "send_task", fails(3))
+    with stamina.set_testing(True, attempts=4, cap=True):
+        assert QueuedBackend().send_messages([a_mail()]) == 1
+
+
+def fails(times: int) -> Callable[..., None]:
+    """A broker that is away for the first calls."""
+    errors = iter([OperationalError("no broker")] * times)
+
+    def send(*_: Any) -> None:
+        for error in errors:
+            raise error
+
+    return send
