@@ -101,6 +101,7 @@ class Scheduler:
         self._rotation = DecodeRotation(self.kv.quotas, self.waiting, self._runs, self.limits)
         self.drafts = DraftScheduler(self.kv, self.waiting, self._runs)
         self._max_model_len = max_model_len
+        self._logged_async_load = False
         self.num_steps = 0
         self.prompt_load = PrefillLoad()
         #: The last plan.
@@ -523,10 +524,12 @@ class Scheduler:
         num_tokens, is_async = connector.get_num_new_matched_tokens(sequence, num_computed)
         if is_async and num_tokens:
             # Its blocks might not be there yet when the step computes.
-            log.error(
-                "%s would load %d tokens asynchronously, which isn't supported: they are computed.",
-                type(connector).__name__, num_tokens,
-            )  # fmt: skip
+            if not self._logged_async_load:
+                self._logged_async_load = True
+                log.error(
+                    "%s loads asynchronously, which isn't supported: its tokens are computed.",
+                    type(connector).__name__,
+                )
             return 0
         return num_tokens
 
