@@ -88,7 +88,7 @@ class ReplicaSlot:
         #: Placeholder incarnation of a process that hasn't sent a heartbeat yet.
         self.pending_incarnation = ""
         #: Whether its process ended because of another one of its group.
-        self.ended_by_peer = False
+        self.exited_by_peer = False
         self.restarts = self.failures = 0
         self.exit_detail = self.last_exit = ""
         self._exit_times: list[float] = []
@@ -202,7 +202,7 @@ class ReplicaSlot:
         if self.record is not None and (fault := self.record.read_fault()):
             reason += f": {fault}"
         self.process = self.record = None
-        self.ended_by_peer = status == EXIT_PEER_FAULT
+        self.exited_by_peer = status == EXIT_PEER_FAULT
         if not self.stopping:
             self._record_exit(self._killed_because or reason, starts_again=status != EXIT_CONFIG)
         return True

@@ -338,9 +338,9 @@ class Supervisor:
 
     def _start_group(self, group: list[ReplicaSlot]) -> None:
         """Start replicas once all of them are due; of a group that has lost one, end the others."""
-        if ended := [slot for slot in group if slot.process is None]:
+        if exited := [slot for slot in group if slot.process is None]:
             # Where all have ended by a peer's fault, it is that of one that still runs.
-            acquits = not all(slot.ended_by_peer for slot in ended)
+            acquits = not all(slot.exited_by_peer for slot in exited)
             for slot in group:
                 if slot.process is not None and not slot.stopping:
                     slot.kill_with_group(acquits=acquits)

@@ -188,12 +188,12 @@ def test_an_interrupt_while_logits_come_loses_nothing(model_folder: Folder) -> N
 
         connection._fill = interrupt
         # A run in the background ignores interrupts.
-        before = signal.signal(signal.SIGINT, signal.default_int_handler)
+        previous_handler = signal.signal(signal.SIGINT, signal.default_int_handler)
         try:
             with pytest.raises(KeyboardInterrupt):
                 outputs(llm)
         finally:
-            signal.signal(signal.SIGINT, before)
+            signal.signal(signal.SIGINT, previous_handler)
         assert outputs(llm) == expected
 
 
