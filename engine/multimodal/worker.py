@@ -26,25 +26,16 @@ from engine.multimodal.inputs import (
     Refusal,
     SoundStretch,
 )
-from engine.system.worker_process import (
-    limit_memory,
-    lower_priority,
-    open_worker_pipes,
-    read_frame,
-    write_frame,
-)
+from engine.system.worker_process import limit_memory, open_worker_pipes, read_frame, write_frame
 
 #: Memory that the worker may use beyond its loaded code: four copies of an image of `MAX_PIXELS`.
 MEMORY_BYTES = 3 << 30
-#: Streams of text go first.
-NICENESS = 10
 _MAX_PROCESSORS = 4
 
 
 def main() -> int:
     """Serve until stdin closes."""
     requests, answers = open_worker_pipes()
-    lower_priority(NICENESS)
     # Without torch the image processors of `transformers`, which use numpy and Pillow, load in a
     # fifth of the time and use a sixth of the memory.
     sys.modules["torch"] = None  # type: ignore[assignment]

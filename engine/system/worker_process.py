@@ -15,7 +15,6 @@ import struct
 import subprocess
 import sys
 import threading
-import time
 from pathlib import Path
 from typing import IO, Any, BinaryIO
 
@@ -70,26 +69,6 @@ def open_worker_pipes() -> tuple[BinaryIO, BinaryIO]:
     return sys.stdin.buffer, answers
 
 
-def lower_priority(niceness: int) -> None:
-    """Give other programs the processor first. Call it in a process with a session of its own,
-    before it starts threads.
-
-    Where Linux schedules each session as one (autogroup), niceness counts within the session alone,
-    so that of the session is set as well.
-    """
-    os.nice(niceness)
-    for _ in range(20):
-        try:
-            Path("/proc/self/autogroup").write_text(str(niceness), encoding="ascii")
-        except BlockingIOError:  # Linux takes ten changes a second from all users together
-            time.sleep(0.1)
-        except OSError as error:
-            log.debug("The priority of the session stays as it is (%s)", error)
-            return
-        else:
-            return
-
-
 def limit_memory(more_bytes: int) -> None:
     """Limit the address space to its current size plus `more_bytes`."""
     limit = _statm(0) + more_bytes
@@ -109,18 +88,21 @@ def _statm(field: int) -> int:
 class WorkerProcess:
     """A running worker. Not thread-safe, except `kill`, which ends a wait in another thread."""
 
-    def __init__(self, command: str | tuple[str, ...], name: str) -> None:
+    def __init__(self, command: str | tuple[str, ...], name: str, *, nice: int = 0) -> None:
         """Start it.
 
         Args:
             command: a module for `python -m`, or a whole command line.
             name: for the log.
+            nice: its niceness.
 
         Raises:
             OSError: it can't be started.
         """
         if isinstance(command, str):
             command = (sys.executable, "-m", command)
+        if nice:
+            command = ("nice", "-n", str(nice), *command)
         path = os.pathsep.join(filter(None, (str(_ROOT), os.environ.get("PYTHONPATH"))))
         threads = {"OMP_NUM_THREADS": "1", "RAYON_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
         self._name = name
