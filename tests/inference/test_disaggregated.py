@@ -109,6 +109,20 @@ class Cluster:
             if time.monotonic() > deadline:
                 pytest.fail(f"{num_tokens} tokens aren't loaded.")
 
+    async def holders(self, prefix_key: bytes) -> set[str]:
+        """Replicas that have a prompt's first block, once one besides "p" says so."""
+        deadline = time.monotonic() + 60
+        while True:
+            holders = {
+                entry.heartbeat.replica_id
+                for entry in self.client.fleet
+                if prefix_key in entry.heartbeat.cached_prefixes
+            }
+            if holders - {"p"} or time.monotonic() > deadline:
+                return holders
+            await asyncio.sleep(0.1)
+            await self.client.watchman.tick()
+
     async def kill(self, replica_id: str) -> None:
         """Kill a replica's process and tell of it, as its supervisor does."""
         entry = self.client.fleet.get(replica_id)
@@ -178,15 +192,10 @@ async def test_an_answer_is_the_same_whichever_side_is_killed(
         submission = cluster.submit(1)
         assert await cluster.read(submission) == expected[1]
         assert submission.replica_id.startswith("d")
-        await cluster.until_loaded(LOADED_TOKENS)
-        # Their heartbeats tell which prompts they needn't compute.
+        # Heartbeats tell which prompts replicas needn't compute.
         key = submission.flights[0].request.prefix_key
-        holders = {
-            entry.heartbeat.replica_id
-            for entry in cluster.client.fleet
-            if key in entry.heartbeat.cached_prefixes
-        }
-        assert holders - {"p"} == {submission.replica_id}
+        assert await cluster.holders(key) - {"p"} == {submission.replica_id}
+        await cluster.until_loaded(LOADED_TOKENS)
 
         stopped = cluster.processes["p"].pid
         os.kill(stopped, signal.SIGSTOP)
