@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from engine.models.decoder_spec import (
-    DecoderSpec,
-)
+from engine.models.decoder_spec import DecoderSpec
 from engine.models.layers.altup import AltUp, AltUpLayer, SparseGate
 from engine.models.layers.attention import (
     ClampQKV,
