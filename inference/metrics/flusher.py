@@ -7,7 +7,6 @@ import logging
 import time
 from typing import Any
 
-from django.conf import settings
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
@@ -105,6 +104,8 @@ async def prune(redis: Redis, prefix: str, hash_key: str) -> None:
 
 FLUSH_EVERY_S = 1.0
 PRUNE_EVERY_S = 3600.0
+#: Tenants with series of their own, so that Prometheus' memory is bounded; the rest are "other".
+MAX_TENANTS = 100
 
 
 def metrics_key(prefix: str) -> str:
@@ -119,9 +120,7 @@ async def flush(redis: Redis, prefix: str) -> None:
         return
     key = metrics_key(prefix)
     try:
-        counted = await limit_label_values(
-            redis, prefix, increments, settings.QUIRE.metrics_tenants
-        )
+        counted = await limit_label_values(redis, prefix, increments, MAX_TENANTS)
         pipeline = redis.pipeline(transaction=True)
         for field, amount in counted.items():
             pipeline.hincrbyfloat(key, field, amount)

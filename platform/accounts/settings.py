@@ -4,13 +4,9 @@ from __future__ import annotations
 
 from common.settings import QuireSettings
 
-#: Minimum limit of failed logins per address in five minutes, for all names together.
-ADDRESS_ATTEMPTS = 40
-
 
 def identity_settings(settings: QuireSettings) -> dict[str, object]:
     """Return the settings by name."""
-    attempts = settings.login_attempts
     return {
         "ACCOUNT_ADAPTER": "accounts.adapters.AccountAdapter",
         "ACCOUNT_LOGIN_METHODS": {"username", "email"},
@@ -23,7 +19,7 @@ def identity_settings(settings: QuireSettings) -> dict[str, object]:
         # Against password guessing: limits of failed logins per address, and per name and address.
         "ACCOUNT_RATE_LIMITS": {
             "login": "120/m/ip",
-            "login_failed": f"{max(ADDRESS_ATTEMPTS, attempts)}/5m/ip,{attempts}/5m/key",
+            "login_failed": "40/5m/ip,10/5m/key",
         },
         "MFA_ADAPTER": "accounts.adapters.SecondFactorAdapter",
         "MFA_SUPPORTED_TYPES": ["totp", "webauthn", "recovery_codes"],

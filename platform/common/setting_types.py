@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
-from urllib.parse import urlsplit
+from urllib.parse import parse_qs, urlsplit
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ByteSize, Field, SecretStr
 
@@ -102,6 +102,15 @@ def check_scheme(*schemes: str, hint: str = "") -> Callable[[str], str]:
     return check
 
 
+def check_database_url(url: str) -> str:
+    hint = ". Unset, Quire keeps SQLite in its data directory"
+    check_scheme("postgres", "postgresql", "sqlite", hint=hint)(url)
+    for size in parse_qs(urlsplit(url).query, keep_blank_values=True).get("pool_size", []):
+        if not (size.isdecimal() and int(size)):
+            raise ValueError("must have a pool_size of at least 1")
+    return url
+
+
 def check_redis_url(url: str) -> str:
     if "sentinel" in url.partition(":")[0]:
         raise ValueError(
@@ -184,6 +193,8 @@ Address = Annotated[str, Field(repr=False)]
 class TenantQuotas(BaseModel, frozen=True, extra="forbid"):
     """Default quotas of tenants. 0 is no limit, unless a minimum says otherwise."""
 
+    requests_per_minute: int = Field(default=0, ge=0)
+    tokens_per_minute: int = Field(default=0, ge=0)
     running_batches: int = Field(default=4, ge=1)
     running_responses: int = Field(default=16, ge=1)
     open_batches: int = Field(default=100, ge=0)

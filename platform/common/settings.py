@@ -42,11 +42,11 @@ from common.setting_types import (
     TenantQuotas,
     Words,
     check_currency,
+    check_database_url,
     check_issuer,
     check_object_storage,
     check_redis_url,
     check_root_path,
-    check_scheme,
     check_smtp_url,
     check_traces_endpoint,
     split_pairs,
@@ -98,23 +98,11 @@ class QuireSettings(BaseSettings):
     data_dir: Directory = _storage(
         DEFAULT_DATA_DIR, description="Directory for the files of an instance."
     )
-    database_url: Annotated[
-        Address,
-        AfterValidator(
-            check_scheme(
-                "postgres",
-                "postgresql",
-                "sqlite",
-                hint=". Unset, Quire keeps SQLite in its data directory",
-            )
-        ),
-    ] = _storage(
+    database_url: Annotated[Address, AfterValidator(check_database_url)] = _storage(
         "",
         validation_alias="DATABASE_URL",
-        description="PostgreSQL URL. Default: SQLite in the data directory.",
-    )
-    database_pool_size: int = _storage(
-        20, ge=1, description="Maximum number of PostgreSQL connections per process."
+        description="PostgreSQL URL. `?pool_size=N` is the maximum number of connections per "
+        "process (default: 20). Default: SQLite in the data directory.",
     )
     redis_url: Annotated[Address, AfterValidator(check_redis_url)] = _storage(
         "",
@@ -177,9 +165,6 @@ class QuireSettings(BaseSettings):
         description='Where TLS ends: "off", "proxy" (a proxy terminates it) or "direct" (Quire '
         "does).",
     )
-    hsts_seconds: int = _http(
-        31_536_000, ge=0, description="HSTS max-age, in seconds. Sent only over TLS."
-    )
     max_body_bytes: Bytes = _http(10 * MIB, description="Largest accepted request body, in bytes.")
     cors_origins: Words = _http(
         (),
@@ -197,9 +182,6 @@ class QuireSettings(BaseSettings):
     )
     api_keys: Secrets = _users(
         (), description="API keys to create at the first start, comma-separated."
-    )
-    login_attempts: int = _users(
-        10, ge=1, description="Failed logins per username before a five-minute lockout."
     )
     mfa_roles: Roles = _users(
         (), description="Comma-separated roles that must use a second factor."
@@ -220,12 +202,6 @@ class QuireSettings(BaseSettings):
         {}, description='Group-to-role mapping, such as "ml=acme:member,ops=operator".'
     )
 
-    requests_per_minute: int = _limits(
-        0, ge=0, description="Default request limit per tenant and minute (0 = unlimited)."
-    )
-    tokens_per_minute: int = _limits(
-        0, ge=0, description="Default token limit per tenant and minute (0 = unlimited)."
-    )
     currency: Annotated[str, AfterValidator(check_currency)] = _limits(
         "usd", description="Currency of prices and costs (ISO 4217 code)."
     )
@@ -235,10 +211,12 @@ class QuireSettings(BaseSettings):
     )
     tenant_quotas: Annotated[TenantQuotas, BeforeValidator(split_pairs)] = _limits(
         TenantQuotas(),
-        description="Quotas per tenant (0 = unlimited), such as "
-        '"file_bytes=10GiB,open_batches=100": `running_batches` and `running_responses` '
-        "(background) at a time, at least 1; `open_batches` and `open_responses`, running and "
-        "waiting; `stored_chars` of stored responses; `file_bytes`; `adapter_bytes`; "
+        description="Default quotas of tenants (0 = unlimited), such as "
+        '"requests_per_minute=600,file_bytes=10GiB": `requests_per_minute` and '
+        "`tokens_per_minute` of tenants without their own; `running_batches` and "
+        "`running_responses` (background) at a time, at least 1; `open_batches` and "
+        "`open_responses`, running and waiting; `stored_chars` of stored responses; `file_bytes`; "
+        "`adapter_bytes`; "
         "`idempotency_bytes` of answers kept for idempotency keys, at least 1.",
     )
     audit_days: int = _limits(
@@ -274,23 +252,13 @@ class QuireSettings(BaseSettings):
     request_chat_templates: bool = _responses(
         False, description="Allow requests to contain a chat template."
     )
+    default_chat_template_kwargs: JsonObject = _responses(
+        {}, description="Default variables for chat templates, as JSON."
+    )
     chat_template_content_format: Literal["auto", "string", "openai"] = _responses(
         "auto",
         description='Message content passed to chat templates: "auto", "string" or "openai" (list '
         "of parts).",
-    )
-    response_role: str = _responses("assistant", description="Role of generated chat messages.")
-    default_chat_template_kwargs: JsonObject = _responses(
-        {}, description="Default variables for chat templates, as JSON."
-    )
-    return_tokens_as_token_ids: bool = _responses(
-        False, description='Return tokens in logprobs as "token_id:N".'
-    )
-    force_include_usage: bool = _responses(
-        False, description="Send a usage chunk at the end of every stream."
-    )
-    per_request_metrics: bool = _responses(
-        False, description="Add timing metrics to every response."
     )
 
     batch_concurrency: int = _workers(
@@ -314,11 +282,6 @@ class QuireSettings(BaseSettings):
         (),
         description="Networks allowed to read /metrics and the details of /health without a key.",
     )
-    metrics_tenants: int = _monitoring(
-        100,
-        ge=0,
-        description='Maximum tenants with their own label in /metrics; the rest are "other".',
-    )
     otlp_traces_endpoint: Annotated[Address, AfterValidator(check_traces_endpoint)] = _monitoring(
         "", description="OTLP endpoint that receives trace spans."
     )
@@ -337,7 +300,6 @@ class QuireSettings(BaseSettings):
     )
     mail_from: str = _mail("", description="Sender address of outgoing mail.")
 
-    url: Address = _client("", description=f"Server URL for `{PROGRAM} chat`.")
     api_key: SecretStr = _client(
         SecretStr(""), description=f"API key for `{PROGRAM} chat`, `run_batch` and `bench`."
     )
@@ -350,6 +312,16 @@ class QuireSettings(BaseSettings):
     )
     cors_credentials: bool = _internal(
         False, description="Whether cross-origin requests may carry credentials."
+    )
+    response_role: str = _internal("assistant", description="Role of generated chat messages.")
+    return_tokens_as_token_ids: bool = _internal(
+        False, description='Return tokens in logprobs as "token_id:N".'
+    )
+    force_include_usage: bool = _internal(
+        False, description="Send a usage chunk at the end of every stream."
+    )
+    per_request_metrics: bool = _internal(
+        False, description="Add timing metrics to every response."
     )
     tool_parsers: dict[str, str] = _internal(
         {}, description="Tool call parsers by name, as dotted paths of classes."

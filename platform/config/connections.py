@@ -60,13 +60,14 @@ SQLITE_OPTIONS: dict[str, Any] = {
 }
 
 
-def database(url: str, data_dir: Path, *, pool_size: int = 20) -> dict[str, Any]:
+def database(url: str, data_dir: Path) -> dict[str, Any]:
     """Return Django's settings of one database.
 
     Args:
-        url: `postgres://...`, `sqlite:///...`, or "" for SQLite in `data_dir`.
-        pool_size: maximum number of PostgreSQL connections in a pool. An async request runs its
-            queries in a new thread, so per-thread connections would be opened for each request.
+        url: `postgres://...?pool_size=20`, `sqlite:///...`, or "" for SQLite in `data_dir`.
+            `pool_size` is the maximum number of PostgreSQL connections in a pool. An async request
+            runs its queries in a new thread, so per-thread connections would be opened for each
+            request.
     """
     settings: dict[str, Any] = dict(
         dj_database_url.parse(url or f"sqlite:///{data_dir / 'quire.sqlite3'}")
@@ -77,6 +78,7 @@ def database(url: str, data_dir: Path, *, pool_size: int = 20) -> dict[str, Any]
     if settings["ENGINE"].endswith("sqlite3"):
         options = SQLITE_OPTIONS | options
     elif settings["ENGINE"].endswith("postgresql"):
+        pool_size = options.pop("pool_size", 20)
         options.setdefault("pool", {"min_size": 1, "max_size": pool_size, "timeout": 10})
         # Checked so that no request gets a connection that broke when the server restarted.
         settings["CONN_HEALTH_CHECKS"] = True

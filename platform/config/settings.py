@@ -34,7 +34,7 @@ FORCE_SCRIPT_NAME = QUIRE.root_path
 
 if not QUIRE.database_url:
     make_private(DATA_DIR)
-DATABASES = {"default": database(QUIRE.database_url, DATA_DIR, pool_size=QUIRE.database_pool_size)}
+DATABASES = {"default": database(QUIRE.database_url, DATA_DIR)}
 REDIS_URL = QUIRE.redis_url or socket_url(DATA_DIR)
 
 INSTALLED_APPS = [
@@ -224,7 +224,7 @@ DATA_UPLOAD_MAX_MEMORY_SIZE = QUIRE.max_body_bytes
 # "direct": the ASGI server terminates TLS itself.
 _uses_tls = QUIRE.tls != "off"
 SESSION_COOKIE_SECURE = CSRF_COOKIE_SECURE = SECURE_SSL_REDIRECT = _uses_tls
-SECURE_HSTS_SECONDS = QUIRE.hsts_seconds if _uses_tls else 0
+SECURE_HSTS_SECONDS = 31_536_000 if _uses_tls else 0  # a year, the least that preload lists take
 # Only the operator of the proxy knows whether all subdomains use TLS.
 SILENCED_SYSTEM_CHECKS = ["security.W005", "security.W021"]
 if QUIRE.tls == "proxy":

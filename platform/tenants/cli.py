@@ -113,9 +113,9 @@ def add_limit_options(parser: CommandParser, *, defaults: bool) -> None:
     priority = "highest priority that requests may set: from -N (runs first) to 0"
     add("--max-priority", priority, "0", **COUNT)
     requests = "requests per minute of all keys together; 0: no limit"
-    add("--requests-per-minute", requests, "QUIRE_REQUESTS_PER_MINUTE", **COUNT)
+    add("--requests-per-minute", requests, "QUIRE_TENANT_QUOTAS", **COUNT)
     tokens = "tokens per minute, prompts and outputs together; 0: no limit"
-    add("--tokens-per-minute", tokens, "QUIRE_TOKENS_PER_MINUTE", **COUNT)
+    add("--tokens-per-minute", tokens, "QUIRE_TENANT_QUOTAS", **COUNT)
     add_media_limits(parser, "; 0: no limit" + (" (default: 0)" if defaults else ""))
     running = "maximum concurrent requests of the tenant; 0: no limit"
     add("--max-running-requests", running, "0", **COUNT)

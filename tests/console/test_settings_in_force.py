@@ -36,7 +36,7 @@ def test_values_come_with_where_they_came_from(tmp_path: Path) -> None:
     env = {
         **{name: value for name, value in os.environ.items() if not name.startswith("QUIRE_")},
         "DATABASE_URL": "",
-        "QUIRE_METRICS_TENANTS": "7",
+        "QUIRE_AUDIT_DAYS": "7",
         "QUIRE_METRICS_TOKEN": "hush-hush-token",
         "QUIRE_API_KEYS": "hush-hush-key-hush-hush",
         "QUIRE_SECRET_KEY": "hush-hush-secret",
@@ -49,7 +49,7 @@ def test_values_come_with_where_they_came_from(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     rows = {line.split("  ")[0]: line for line in done.stdout.splitlines()}
     assert "hush" not in done.stdout
-    assert re.search(r"7 +environment$", rows["QUIRE_METRICS_TENANTS"])
+    assert re.search(r"7 +environment$", rows["QUIRE_AUDIT_DAYS"])
     assert re.search(rf"{tmp_path} +flag$", rows["QUIRE_DATA_DIR"])
     assert re.search(r"set +environment$", rows["QUIRE_SECRET_KEY"])
     assert re.search(r"set +environment$", rows["QUIRE_API_KEYS"])

@@ -27,6 +27,7 @@ from engine.contract.replica_state import ProcessStats
 from engine.text import Tokenizer
 from inference.edge.handler import http_application
 from inference.edge.request_log import count_websockets
+from inference.metrics import flusher
 from inference.metrics.definitions import FAMILIES
 from inference.metrics.exposition import exposition, process_metric_families, publish, text_format
 from inference.metrics.flusher import LABEL_TTL_S, flush, label_key, metrics_key, prune
@@ -418,9 +419,9 @@ def test_ranks_are_counted_where_there_are_several() -> None:
 
 
 async def test_tenants_have_series_of_their_own_up_to_a_bound(
-    served: Gateway, insider: AsgiClient, settings: Any
+    served: Gateway, insider: AsgiClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    settings.QUIRE = settings.QUIRE.replace(metrics_tenants=2)
+    monkeypatch.setattr(flusher, "MAX_TENANTS", 2)
     for name in ("ants", "bees", "cats", "dogs", "ants"):
         the_recorder.count("quire:tenant_requests", (name, "fake", "stop"))
         await flush(served.redis, served.prefix)

@@ -51,8 +51,8 @@ def test_flags(env: pytest.MonkeyPatch, text: str, value: bool) -> None:
 
 INVALID = {
     "QUIRE_STRICT": ("perhaps", "must be true or false; got 'perhaps'."),
-    "QUIRE_BATCH_CONCURRENCY": ("many", "must be a whole number; got 'many'."),
-    "QUIRE_LOGIN_ATTEMPTS": ("0", "must be at least 1; got '0'."),
+    "QUIRE_DRAIN_SECONDS": ("many", "must be a whole number; got 'many'."),
+    "QUIRE_BATCH_CONCURRENCY": ("0", "must be at least 1; got '0'."),
     "QUIRE_AUDIT_DAYS": ("40000", "must be at most 36500; got '40000'."),
     "QUIRE_LOG_STYLE": ("xml", "must be 'line', 'json' or 'debug'; got 'xml'."),
     "QUIRE_CURRENCY": ("dollar", "must be three letters such as usd; got 'dollar'."),

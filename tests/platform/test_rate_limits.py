@@ -169,7 +169,7 @@ async def test_two_tenants_do_not_share_a_bucket() -> None:
 
 
 async def test_the_installations_default_holds_for_tenants_without_limits(settings) -> None:
-    settings.QUIRE = settings.QUIRE.replace(requests_per_minute=1)
+    settings.QUIRE = settings.QUIRE.replace(tenant_quotas={"requests_per_minute": 1})
     await enter(caller())
     with pytest.raises(RateLimited):
         await enter(caller())

@@ -201,9 +201,11 @@ def test_instances_have_different_cookies_which_outlive_a_rotation_of_the_key(
 
 def test_the_pool_of_connections_has_a_size(tmp_path: Path) -> None:
     environment = settings_with(
-        tmp_path, "DATABASES", DATABASE_URL="postgres://db/quire", QUIRE_DATABASE_POOL_SIZE="7"
+        tmp_path, "DATABASES", DATABASE_URL="postgres://db/quire?pool_size=7"
     )
     assert environment["DATABASES"]["default"]["OPTIONS"]["pool"]["max_size"] == 7
+    with pytest.raises(ImproperlyConfigured, match="DATABASE_URL must have a pool_size of at lea"):
+        settings_with(tmp_path, "DATABASES", DATABASE_URL="postgres://db/quire?pool_size=0")
 
 
 def test_a_command_hands_fields_without_a_variable_to_what_it_starts(tmp_path: Path) -> None:

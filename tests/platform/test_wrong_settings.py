@@ -56,7 +56,7 @@ def test_what_is_no_address_of_a_redis_is_refused(
 
 def test_a_slip_in_a_variables_name_is_told_with_the_name_that_was_meant() -> None:
     environment = {
-        "QUIRE_REQUEST_PER_MINUTE": "5",
+        "QUIRE_MAX_BODY_BYTE": "5",
         "QUIRE_NONSENSE": "1",
         "QUIRE_LOG_LEVEL": "INFO",
         "QUIRE_CACHE_DIR": "/x",
@@ -64,9 +64,8 @@ def test_a_slip_in_a_variables_name_is_told_with_the_name_that_was_meant() -> No
         "PATH": "/bin",
     }
     assert unknown_variables(environment) == [
+        "QUIRE_MAX_BODY_BYTE is no setting and changes nothing. Did you mean QUIRE_MAX_BODY_BYTES?",
         "QUIRE_NONSENSE is no setting and changes nothing.",
-        "QUIRE_REQUEST_PER_MINUTE is no setting and changes nothing. "
-        "Did you mean QUIRE_REQUESTS_PER_MINUTE?",
     ]
 
 

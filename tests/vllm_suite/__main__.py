@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import math
 import os
 import re
@@ -84,7 +85,7 @@ def run_all(
         (folder / "product").mkdir()
         settings = {
             "QUIRE_ADAPTER_DIRS": adapter_folders(folder),
-            "QUIRE_PER_REQUEST_METRICS": "1",
+            "QUIRE_INTERNAL": json.dumps({"per_request_metrics": True}),
         }
         with running(folder / "product", **settings) as product:
             environment = suite_environment(product, source)

@@ -226,12 +226,8 @@ def environment(options: Mapping[str, Any]) -> dict[str, str]:
     variables = {
         "QUIRE_ROOT_PATH": options["root_path"],
         "QUIRE_CHAT_TEMPLATE_CONTENT_FORMAT": options["chat_template_content_format"],
-        "QUIRE_RESPONSE_ROLE": options["response_role"],
         "QUIRE_DEFAULT_CHAT_TEMPLATE_KWARGS": _template_kwargs(options),
-        "QUIRE_RETURN_TOKENS_AS_TOKEN_IDS": "1" if options["return_tokens_as_token_ids"] else None,
-        "QUIRE_FORCE_INCLUDE_USAGE": "1" if options["enable_force_include_usage"] else None,
         "QUIRE_REQUEST_CHAT_TEMPLATES": "1" if options["trust_request_chat_template"] else None,
-        "QUIRE_PER_REQUEST_METRICS": "1" if options["enable_per_request_metrics"] else None,
         "QUIRE_CORS_ORIGINS": _words(options, "allowed_origins"),
         "QUIRE_OTLP_TRACES_ENDPOINT": options["otlp_traces_endpoint"],
         "QUIRE_LOG_LEVEL": _LOG_LEVELS.get(options["uvicorn_log_level"] or ""),
@@ -282,6 +278,10 @@ def use_server_flags(options: Mapping[str, Any]) -> None:
         "cors_methods": _words(options, "allowed_methods"),
         "cors_headers": _words(options, "allowed_headers"),
         "cors_credentials": options["allow_credentials"],
+        "response_role": options["response_role"],
+        "return_tokens_as_token_ids": options["return_tokens_as_token_ids"] or None,
+        "force_include_usage": options["enable_force_include_usage"] or None,
+        "per_request_metrics": options["enable_per_request_metrics"] or None,
     }
     set_internal_fields({name: value for name, value in fields.items() if value is not None})
 

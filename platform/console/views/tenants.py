@@ -121,10 +121,10 @@ class Limit:
 
 def current_limits(tenant: Tenant) -> list[Limit]:
     """Requests, tokens and media per minute, and running requests."""
-    quire = settings.QUIRE
+    quotas = settings.QUIRE.tenant_quotas
     buckets = [
-        ("requests", "requests_per_minute", quire.requests_per_minute),
-        ("tokens", "tokens_per_minute", quire.tokens_per_minute),
+        ("requests", "requests_per_minute", quotas.requests_per_minute),
+        ("tokens", "tokens_per_minute", quotas.tokens_per_minute),
         *((kind, f"{kind}_per_minute", 0) for kind in MediaLimits._fields),
     ]
     limits = []

@@ -107,7 +107,7 @@ envFrom:
 {{- $live := merge (dict "httpGet" (dict "path" "/live" "port" "http" "httpHeaders" (list $host)) "failureThreshold" 6) $probe -}}
 {{- $ready := merge (dict "httpGet" (dict "path" "/ready" "port" "http" "httpHeaders" (list $host)) "failureThreshold" 2) $probe -}}
 {{- toYaml (dict
-  "args" (concat (list "python" "manage.py" "gateway" "--host" "0.0.0.0" "--port" "8000") .args)
+  "args" (concat (list "python" "manage.py" "gateway" "--host" "0.0.0.0" "--port" "8000") .args .root.Values.gateway.args)
   "ports" (list (dict "name" "http" "containerPort" 8000))
   "startupProbe" (merge (dict "failureThreshold" 60 "periodSeconds" 2) $live)
   "livenessProbe" $live

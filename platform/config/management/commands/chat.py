@@ -32,9 +32,7 @@ class Command(QuireCommand):
 
     def add_arguments(self, parser: CommandParser) -> None:
         parser.add_argument("message", nargs="*", help="ask one question and exit")
-        parser.add_argument(
-            "--url", help="URL of the server (default: QUIRE_URL, or the data dir's)"
-        )
+        parser.add_argument("--url", help="URL of the server (default: the data dir's)")
         parser.add_argument("--api-key", help="(default: QUIRE_API_KEY, or the data dir's)")
         parser.add_argument("--model", help="(default: the first that is ready to chat)")
         parser.add_argument(
@@ -114,7 +112,6 @@ def find_server(data_dir: Path, url: str | None, api_key: str | None) -> tuple[s
 
     A key from the data dir is only sent to the URL of that data dir's instance.
     """
-    url = url or settings.QUIRE.url or None
     api_key = api_key or settings.QUIRE.api_key.get_secret_value() or None
     try:
         running = json.loads((data_dir / INSTANCE_FILE).read_text(encoding="utf-8"))

@@ -45,9 +45,7 @@ class Command(QuireCommand):
         parser.add_argument("--prompt", help="previous text, or the spelling of words")
         parser.add_argument("--temperature", type=float, help="(default: 0, with fallback)")
         parser.add_argument("--translate", action="store_true", help="translate into English")
-        parser.add_argument(
-            "--url", help="URL of the server (default: QUIRE_URL, or the data dir's)"
-        )
+        parser.add_argument("--url", help="URL of the server (default: the data dir's)")
         parser.add_argument("--api-key", help="(default: QUIRE_API_KEY, or the data dir's)")
         parser.add_argument("--insecure", action="store_true", help="accept any certificate")
 
