@@ -58,11 +58,11 @@ class TokenBucket:
 
 def get_buckets(caller: Caller) -> list[TokenBucket]:
     """The caller's limits, tokens first. 0 means no limit; None (tenants only) the default."""
-    default = settings.QUIRE.tenant_quotas
+    quotas = settings.QUIRE.tenant_quotas
     limits = [
-        ("tokens", "tenant", caller.tokens_per_minute, default.tokens_per_minute),
+        ("tokens", "tenant", caller.tokens_per_minute, quotas.tokens_per_minute),
         ("tokens", "key", caller.key_tokens_per_minute, 0),
-        ("requests", "tenant", caller.requests_per_minute, default.requests_per_minute),
+        ("requests", "tenant", caller.requests_per_minute, quotas.requests_per_minute),
         ("requests", "key", caller.key_requests_per_minute, 0),
     ]
     # Keys that replaced each other by rotation share the first one's buckets.
