@@ -51,6 +51,7 @@ from engine.scheduler.encoder_cache import EncoderItem, encoder_key
 from engine.scheduler.plan import EncoderInput
 from engine.scheduler.prefill_budget import PrefillLimits, PrefillPace
 from engine.speculative.drafter import make_drafter
+from engine.speculative.replay import make_replay_source
 from engine.structured_output.manager import StructuredOutputManager
 from engine.text.tokenizer import load_tokenizer
 
@@ -144,7 +145,10 @@ class EngineCore:
             host=executor.drafts,
             state_blocks=self.scheduler.kv.get_state_blocks,
         )
-        self.scheduler.drafts.source = self.drafter
+        self._replays = make_replay_source(
+            config, facts, overlaps=overlaps, possible=self.structured.filter_drafts
+        )
+        self.scheduler.drafts.source = self.drafter or self._replays
         self._kv_settings = KVTransferConfig.from_mapping(config.kv_transfer_config or {})
         self.use_kv_connector(executor.kv_connector)
         #: Measures how long prompts take; None: prompts beside decodes aren't limited by time.
@@ -255,6 +259,8 @@ class EngineCore:
     def _on_finished(self, request: Request) -> None:
         """Release what a request holds after its last output has ended."""
         self.adapters.release(request)
+        if self._replays is not None:
+            self._replays.keep(request)
         if self._spans is not None:
             self._spans.record_finished(request)
 
@@ -493,6 +499,8 @@ class EngineCore:
         """Drop all cached prefixes; False while any request holds blocks."""
         if self.drafter is not None:
             self.drafter.reset()
+        if self._replays is not None:
+            self._replays.clear()
         if self.scheduler.kv_connector is not None:
             self.scheduler.kv_connector.reset_cache()
         is_reset = self.scheduler.kv.reset_prefix_cache()

@@ -380,14 +380,9 @@ class Drafter:
         return row
 
     def _max_drafts(self, sequence: Sequence) -> int:
-        """Return the maximum number of drafts: a step yields one token more than it accepts."""
-        if not can_verify_drafts(sequence):
-            return 0
-        remaining = sequence.max_output_tokens - sequence.num_output_tokens
-        if sequence.request.remaining_tokens is not None:
-            remaining = min(remaining, sequence.request.remaining_tokens)
-        remaining = min(remaining, self._max_model_len - sequence.num_tokens)
-        return min(self._config.num_speculative_tokens, remaining - 1)
+        """Return the maximum number of drafts by the settings, too."""
+        remaining = self._max_model_len - sequence.num_tokens
+        return min(self._config.num_speculative_tokens, remaining - 1, max_drafts_of(sequence))
 
     def _num_paying(self, max_counts: dict[int, int], step: DraftStep) -> dict[int, int]:
         """Return the number of paying drafts by sequence id, each at most its `max_counts`."""
@@ -425,10 +420,16 @@ def _rows_by_tenant(sequences: list[Sequence]) -> dict[str, int]:
     return Counter([sequence.request.message.tenant for sequence in sequences])
 
 
-def can_verify_drafts(sequence: Sequence) -> bool:
-    """Whether a sequence may have drafts: not with beam search or prompt log probabilities."""
-    beams = sequence.request.message.sampling.use_beam_search
-    return not (beams or sequence.wants_prompt_logprobs)
+def max_drafts_of(sequence: Sequence) -> int:
+    """Return how many drafts a sequence may have: none with beam search or prompt log
+    probabilities. A step yields one token more than it accepts.
+    """
+    if sequence.request.message.sampling.use_beam_search or sequence.wants_prompt_logprobs:
+        return 0
+    remaining = sequence.max_output_tokens - sequence.num_output_tokens
+    if sequence.request.remaining_tokens is not None:
+        remaining = min(remaining, sequence.request.remaining_tokens)
+    return remaining - 1
 
 
 def make_drafter(

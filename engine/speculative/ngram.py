@@ -161,11 +161,8 @@ class NgramProposer(Proposer):
         self._size -= 0 if lookup is None else lookup.size
 
 
-_Scope = tuple[tuple[str, str], bytes]
-
-
 class _Outputs:
-    """Outputs of one scope. They are indexed at the first lookup, since full batches look
+    """Outputs of one namespace. They are indexed at the first lookup, since full batches look
     nothing up.
     """
 
@@ -198,23 +195,22 @@ class SuffixProposer(Proposer):
     than the sequence does (after Oliaro et al. 2024, "SuffixDecoding").
 
     Outputs have at most `MAX_TOKENS` together; the oldest are dropped first. They are only matched
-    within their cache namespace, so that neither drafts nor timing reveal them to other tenants,
-    and those on what an encoder read only with others on the same sound or text.
+    within their cache namespace, so that neither drafts nor timing reveal them to other tenants.
     """
 
     def __init__(self, config: SpeculativeConfig) -> None:
         self._ngrams = NgramProposer(config)
         self._lengths = config.prompt_lookup_min, config.prompt_lookup_max
         self._max_outputs = config.suffix_decoding_max_cached_requests
-        #: Scope and output, oldest first.
-        self._history: deque[tuple[_Scope, list[int]]] = deque()
-        self._outputs: dict[_Scope, _Outputs] = {}
+        #: Namespace and output, oldest first.
+        self._history: deque[tuple[tuple[str, str], list[int]]] = deque()
+        self._outputs: dict[tuple[str, str], _Outputs] = {}
         self._size = 0
 
     def propose(self, sequence: EngineSequence, count: int) -> Proposal:
         """Return the continuation of the longest match; the sequence itself wins ties."""
         proposal, tokens = self._ngrams.propose(sequence, count), sequence.token_ids
-        outputs = self._outputs.get(_scope(sequence))
+        outputs = self._outputs.get(_namespace(sequence))
         if proposal.match_length >= MAX_KIND or outputs is None:
             return proposal
         match = outputs.find(tokens[-self._lengths[1] :])
@@ -228,19 +224,19 @@ class SuffixProposer(Proposer):
         output = sequence.token_ids[sequence.num_prompt_tokens :]
         if not self._max_outputs or len(output) <= self._lengths[0]:
             return
-        scope = _scope(sequence)
-        self._history.append((scope, output))
-        self._outputs.setdefault(scope, _Outputs(self._lengths)).add(output)
+        namespace = _namespace(sequence)
+        self._history.append((namespace, output))
+        self._outputs.setdefault(namespace, _Outputs(self._lengths)).add(output)
         self._size += len(output)
         while len(self._history) > self._max_outputs or self._size > MAX_TOKENS:
             self._drop_oldest()
 
     def _drop_oldest(self) -> None:
-        scope, output = self._history.popleft()
+        namespace, output = self._history.popleft()
         self._size -= len(output)
-        self._outputs[scope].drop(output)
-        if not self._outputs[scope].count:
-            del self._outputs[scope]
+        self._outputs[namespace].drop(output)
+        if not self._outputs[namespace].count:
+            del self._outputs[namespace]
 
 
 def _matched(newest: list[int], source: list[int], start: int) -> int:
@@ -253,11 +249,9 @@ def _matched(newest: list[int], source: list[int], start: int) -> int:
     return matched
 
 
-def _scope(sequence: EngineSequence) -> _Scope:
-    """Return the scope within which outputs are matched: that of cached prefixes, and the key of
-    the encoder's input.
-    """
-    return sequence.request.message.cache_scope, sequence.encoder_key
+def _namespace(sequence: EngineSequence) -> tuple[str, str]:
+    """Return the scope within which outputs are matched: that of cached prefixes."""
+    return sequence.request.message.cache_scope
 
 
 PROPOSERS: dict[str, type[NgramProposer] | type[SuffixProposer]] = {

@@ -14,6 +14,7 @@ from engine.contract.errors import InvalidRequest
 from engine.models.speech.whisper import WhisperModel
 from engine.multimodal.audio import SAMPLE_RATE, log_mel
 from engine.multimodal.sound_files import decode_sound
+from engine.speculative import replay
 from tests.engine.speculative.seer import Seer
 from tests.engine.speech.models import (
     DICKENS,
@@ -274,7 +275,6 @@ def test_what_only_changes_how_steps_run_changes_no_token(
     llm.llm_engine.core.check_integrity()
 
 
-@pytest.mark.usefixtures("free_drafts")
 @pytest.mark.parametrize("options", [{}, {"quantization": "int8"}], ids=["float32", "int8"])
 def test_bits_are_the_same_beside_others_resumed_drafted_and_elsewhere(
     whisper: tuple[Path, list[list[int]]], options: dict[str, Any]
@@ -297,20 +297,16 @@ def test_bits_are_the_same_beside_others_resumed_drafted_and_elsewhere(
     core.step = step_with_preemptions  # type: ignore[method-assign]
     assert bits(other, _prompts()) == expected
     assert core.scheduler.num_preemptions
-    drafts = {"method": "suffix", "num_speculative_tokens": 32}
-    drafting = _llm(whisper[0], speculative_config=drafts, **options)
-    for _ in range(3):
-        assert bits(drafting, _prompts()) == expected
-    assert drafting.llm_engine.core.stats.spec_decode_num_accepted_tokens_total
+    for _ in range(2):
+        assert bits(isolated, _prompts()) == expected
+    assert isolated.llm_engine.core.stats.spec_decode_num_accepted_tokens_total
 
 
-@pytest.mark.usefixtures("free_drafts")
-def test_the_same_sound_again_takes_no_encoding_and_few_steps_for_its_tenant_alone(
+def test_the_same_sound_again_takes_no_encoding_and_one_step_of_drafts_for_its_tenant_alone(
     whisper: tuple[Path, list[list[int]]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder, expected = whisper
-    drafts = {"method": "suffix", "num_speculative_tokens": 32}
-    llm = _llm(folder, speculative_config=drafts)
+    llm = _llm(folder)
     encoded, core = _count_encodings(llm, monkeypatch), llm.llm_engine.core
     step, steps = core.step, [0]
 
@@ -320,18 +316,45 @@ def test_the_same_sound_again_takes_no_encoding_and_few_steps_for_its_tenant_alo
 
     monkeypatch.setattr(core, "step", counted_step)
 
-    def num_steps(case: int, salt: str) -> int:
+    def num_steps(case: int, salt: str, **params: Any) -> int:
         steps.append(0)
-        assert _run(llm, _prompts(CASES[case : case + 1], cache_salt=salt)) == [expected[case]]
+        prompts = _prompts(CASES[case : case + 1], cache_salt=salt)
+        if params:
+            llm.generate(prompts, SamplingParams(max_tokens=NUM_TOKENS, ignore_eos=True, **params))
+        else:
+            assert _run(llm, prompts) == [expected[case]]
         return steps[-1]
 
     first = [num_steps(0, "a"), num_steps(1, "a")]
-    again = [num_steps(0, "a") for _ in range(3)]
+    assert [num_steps(0, "a"), num_steps(1, "a")] == [2, 2]
     assert len(encoded) == 2
-    assert again[-1] <= 5 < min(first)
+    # Nothing is replayed to other tenants, to sampled answers, and after the cache was reset.
     assert num_steps(0, "b") == first[0]
     assert len(encoded) == 3
+    assert num_steps(0, "a", temperature=1, seed=3) == first[0]
+    # An answer that turns out to be another one is drafted once.
+    num_drafts = core.stats.spec_decode_num_drafts_total
+    num_steps(0, "a", temperature=0, logit_bias={expected[0][5]: -100})
+    assert core.stats.spec_decode_num_drafts_total == num_drafts + 1
     core.check_integrity()
+    assert core.reset_prefix_cache()
+    assert num_steps(1, "a") == first[1]
+
+
+def test_answers_that_are_replayed_have_limited_memory(
+    whisper: tuple[Path, list[list[int]]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    llm = _llm(whisper[0])
+    monkeypatch.setattr(replay, "MAX_TOKENS", 2 * NUM_TOKENS + 4)
+
+    def num_drafts(case: int) -> int:
+        stats = llm.llm_engine.core.stats
+        previous = stats.spec_decode_num_drafts_total
+        assert _run(llm, _prompts(CASES[case : case + 1])) == [whisper[1][case]]
+        return stats.spec_decode_num_drafts_total - previous
+
+    assert [num_drafts(case) for case in (0, 1, 0, 1)] == [0, 0, 1, 1]
+    assert [num_drafts(case) for case in (2, 1, 2)] == [0, 0, 0]
 
 
 @pytest.mark.usefixtures("always_drafts")
