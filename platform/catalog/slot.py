@@ -205,6 +205,8 @@ class ReplicaSlot:
         self.exited_by_peer = status == EXIT_PEER_FAULT
         if not self.stopping:
             self._record_exit(self._killed_because or reason, starts_again=status != EXIT_CONFIG)
+        elif status not in (0, -signal.SIGTERM):  # its row may be removed with it
+            logger.warning("replica %s %s while it ended", self.replica_id, reason)
         return True
 
     def kill(self) -> None:

@@ -1,5 +1,6 @@
 """When a replica is started again."""
 
+import signal
 import sys
 import threading
 import time
@@ -234,6 +235,20 @@ def test_one_that_overstays_its_drain_is_killed(clock: Clock) -> None:
     assert slot.is_stopped
     start_if_due(slot, occupied=False)
     assert slot.process is None
+
+
+def test_an_exit_that_was_asked_for_and_went_wrong_is_logged(
+    clock: Clock, caplog: pytest.LogCaptureFixture
+) -> None:
+    code = "import os, signal; os.kill(os.getpid(), signal.SIGSEGV)"
+    slot = slot_with(code, clock)
+    start_if_due(slot, occupied=False)
+    assert slot.process is not None
+    assert slot.process.wait(60) == -signal.SIGSEGV
+    slot.drain()  # it is told to end, and has crashed meanwhile
+    slot.check()
+    assert slot.is_stopped
+    assert f"replica {slot.replica_id} was killed by SIGSEGV while it ended" in caplog.text
 
 
 def test_fault_27_a_replica_whose_engine_stands_still_is_killed(clock: Clock) -> None:
