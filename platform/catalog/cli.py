@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from django.core.management.base import CommandError
+from django.core.management.base import CommandError, CommandParser
 
 from catalog.engine_settings import validate_engine_settings
 from catalog.models import ServedModel
@@ -19,6 +19,28 @@ def find_model(name: str) -> ServedModel:
         existing = ", ".join(ServedModel.objects.values_list("name", flat=True)[:20]) or "none yet"
         raise CommandError(f"Model {name!r} not found. Models: {existing}.")
     return model
+
+
+def add_replica_options(parser: CommandParser) -> None:
+    """Add how many replicas of each role a model has; None is no change, or the default."""
+    for flags, text in (
+        (("--replicas", "--data-parallel-size", "-dp"), "replicas on each node (default: 1)"),
+        (
+            ("--spares",),
+            "hot-standby replicas: loaded, and used only when no other replica serves (default: 0)",
+        ),
+        (
+            ("--prefill-replicas",),
+            "of the replicas, those that only compute prompts for the others, by the KV tier that "
+            "they share (default: 0)",
+        ),
+        (
+            ("--encode-replicas",),
+            "of the replicas, those that only encode pictures and sound for the others, by the KV "
+            "tier that they share (default: 0)",
+        ),
+    ):
+        parser.add_argument(*flags, type=int, metavar="N", help=text)
 
 
 #: Settings for which commands have options of their own.

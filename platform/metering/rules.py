@@ -176,15 +176,13 @@ class PricingRules:
         return [
             self.limit(budget, moment)
             for budget in self.budgets
-            if self._is_of(budget, key_id) and (not budget.model or budget.model in models)
+            if (budget.api_key_id is None or key_id in self._keys(budget))
+            and (not budget.model or budget.model in models)
         ]
 
     def limit(self, budget: Budget, moment: datetime) -> BudgetLimit:
         """A budget in the period around a moment."""
         return budget_limit(budget, self._keys(budget), self.zone, moment)
-
-    def _is_of(self, budget: Budget, key_id: int | None) -> bool:
-        return budget.api_key_id is None or key_id in self._keys(budget)
 
     def _keys(self, budget: Budget) -> tuple[int, ...]:
         if budget.api_key_id is None:

@@ -225,7 +225,7 @@ def test_a_model_on_two_machines_is_a_set_of_leaders_and_workers() -> None:
 
 @cache
 def validate(text: str, version: str) -> None:
-    """Raise if this version of Kubernetes refuses the object. Sets of values have most in common."""
+    """Raise if this version refuses the object. Sets of values have most objects in common."""
     kubernetes_validate.validate(yaml.safe_load(text), version, strict=True)
 
 

@@ -53,7 +53,12 @@ def chat_from_messages(request: CountTokensRequest) -> ChatRequest:
             raise InvalidRequest("The last message can't be a tool use.", param="messages")
         body["continue_final_message"] = True
     if isinstance(request, MessagesRequest):
-        body |= _sampling(request)
+        body |= _without_none(
+            max_completion_tokens=request.max_tokens,
+            stop=request.stop_sequences or None,
+            user=request.metadata.user_id if request.metadata else None,
+            **{name: getattr(request, name) for name in SHARED},
+        )
     if request.tools:
         body["tools"] = [
             {
@@ -97,15 +102,6 @@ def _tool_field(index: str, name: str) -> str:
 
 def _without_none(**fields: Any) -> dict[str, Any]:
     return {name: value for name, value in fields.items() if value is not None}
-
-
-def _sampling(request: MessagesRequest) -> dict[str, Any]:
-    return _without_none(
-        max_completion_tokens=request.max_tokens,
-        stop=request.stop_sequences or None,
-        user=request.metadata.user_id if request.metadata else None,
-        **{name: getattr(request, name) for name in SHARED},
-    )
 
 
 def _tool_choice(choice: ToolChoice, has_tools: bool) -> dict[str, Any]:

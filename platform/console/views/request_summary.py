@@ -166,7 +166,7 @@ def summarize(rows: QuerySet[RequestEntry], query: QueryDict) -> Summary:
         is_partial=len(sample) == MAX_SAMPLED,
         durations=[
             Choice(
-                label=_label(edge, end),
+                label=f"\u2265{_duration(edge)}" if end is None else f"<{_duration(end)}",
                 count=bars[edge],
                 query=_narrowed(query, slower_ms=edge or "", faster_ms=end or ""),
                 percent=100 * bars[edge] / max(bars.values(), default=1),
@@ -188,10 +188,6 @@ def _narrowed(query: QueryDict, **conditions: object) -> str:
     values = {name: value for name, value in query.items() if name != "page" and value}
     values |= {name: str(value) for name, value in conditions.items()}
     return urlencode({name: value for name, value in values.items() if value})
-
-
-def _label(start_ms: int, end_ms: int | None) -> str:
-    return f"\u2265{_duration(start_ms)}" if end_ms is None else f"<{_duration(end_ms)}"
 
 
 def _duration(milliseconds: int) -> str:

@@ -5,7 +5,7 @@ from django.db import transaction
 
 from catalog import actions
 from catalog.checkpoint import path_name
-from catalog.cli import NAMED, parse_engine_settings
+from catalog.cli import NAMED, add_replica_options, parse_engine_settings
 from catalog.memory_plan import plan_memory
 from catalog.models import ServedModel
 from catalog.rollout import wait_until_ready
@@ -30,35 +30,7 @@ class Command(QuireCommand):
             "source", help="model folder or hub id; or the name of a model that was unloaded"
         )
         parser.add_argument("--name", help="model name in the API (default: folder name)")
-        parser.add_argument(
-            "--replicas",
-            "--data-parallel-size",
-            "-dp",
-            type=int,
-            metavar="N",
-            help="replicas on each node (default: 1)",
-        )
-        parser.add_argument(
-            "--spares",
-            type=int,
-            metavar="N",
-            help="hot-standby replicas: loaded, and used only when no other replica serves "
-            "(default: 0)",
-        )
-        parser.add_argument(
-            "--prefill-replicas",
-            type=int,
-            metavar="N",
-            help="of the replicas, those that only compute prompts for the others, by the KV tier "
-            "that they share (default: 0)",
-        )
-        parser.add_argument(
-            "--encode-replicas",
-            type=int,
-            metavar="N",
-            help="of the replicas, those that only encode pictures and sound for the others, by "
-            "the KV tier that they share (default: 0)",
-        )
+        add_replica_options(parser)
         parser.add_argument("--node", metavar="HOST", help="run the replicas only on this host")
         parser.add_argument(
             "--tenant",

@@ -1,6 +1,5 @@
 import shutil
 import time
-from pathlib import Path
 from typing import Any
 
 from django.core.management.base import CommandError, CommandParser
@@ -40,14 +39,10 @@ class Command(QuireCommand):
                 # A folder's modification time is that of its last load: see `converted_files`.
                 if time.time() - entry.stat().st_mtime < span.total_seconds():
                     continue
-                num_bytes = _size_of(entry)
+                num_bytes = sum(path.stat().st_size for path in entry.rglob("*") if path.is_file())
                 shutil.rmtree(entry)
             except OSError as error:
                 raise CommandError(f"{entry} can't be deleted: {error.strerror}.") from error
             num_freed_bytes += num_bytes
             self.stdout.write(f"{entry}  {filesizeformat(num_bytes)}")
         self.stdout.write(f"{filesizeformat(num_freed_bytes)} freed.")
-
-
-def _size_of(folder: Path) -> int:
-    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())

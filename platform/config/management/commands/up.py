@@ -12,7 +12,7 @@ from django.conf import settings
 from django.core.management import call_command
 from django.core.management.base import CommandError, CommandParser
 
-from catalog.cli import NAMED, parse_engine_settings
+from catalog.cli import NAMED, add_replica_options, parse_engine_settings
 from catalog.supervisor import Supervisor
 from common.commands import QuireCommand
 from common.files import INSTANCE_FILE, make_private
@@ -94,35 +94,7 @@ class Command(QuireCommand):
         parser.add_argument(
             "--workers", type=int, default=1, metavar="N", help="gateway processes (default: 1)"
         )
-        parser.add_argument(
-            "--replicas",
-            "--data-parallel-size",
-            "-dp",
-            type=int,
-            metavar="N",
-            help="engine processes of the model (default: 1)",
-        )
-        parser.add_argument(
-            "--spares",
-            type=int,
-            metavar="N",
-            help="spare engine processes: loaded but idle, so that one takes over at once when no "
-            "other serves (default: 0)",
-        )
-        parser.add_argument(
-            "--prefill-replicas",
-            type=int,
-            metavar="N",
-            help="of the engine processes, those that only compute prompts for the others, by the "
-            "KV tier that they share (default: 0)",
-        )
-        parser.add_argument(
-            "--encode-replicas",
-            type=int,
-            metavar="N",
-            help="of the engine processes, those that only encode pictures and sound for the "
-            "others, by the KV tier that they share (default: 0)",
-        )
+        add_replica_options(parser)
         parser.add_argument(
             "--no-worker",
             action="store_true",
