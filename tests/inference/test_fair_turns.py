@@ -10,7 +10,13 @@ import pytest
 from engine.contract.messages import OutboxBatch, TokenDelta
 from inference.engine_client.client import get_engine_client
 from inference.engine_client.mailbox import TokenChunk, TokenQueue
-from inference.loop.fair_dispatch import FairDispatcher, wake_dispatch
+from inference.loop.fair_dispatch import (
+    FairDispatcher,
+    LoopFairDispatcher,
+    finish_dispatch,
+    start_dispatch,
+    wake_dispatch,
+)
 from tests.inference.conftest import Gateway
 
 AT_ONCE = 4
@@ -97,6 +103,22 @@ async def test_who_comes_alone_does_not_wait() -> None:
         await asyncio.sleep(0)
     await asyncio.sleep(0)
     assert not turns._counting
+
+
+@pytest.mark.parametrize(
+    ("dispatch", "count"), [(start_dispatch, 1), (finish_dispatch, 4), (wake_dispatch, 16)]
+)
+async def test_so_many_start_end_and_are_woken_in_one_iteration(
+    dispatch: LoopFairDispatcher, count: int
+) -> None:
+    waiters = [asyncio.get_running_loop().create_future() for _ in range(40)]
+    for waiter in waiters:
+        dispatch.current().admit("a", waiter)
+    for turn in (1, 2):
+        assert sum(waiter.done() for waiter in waiters) == turn * count
+        await asyncio.sleep(0)
+    for waiter in waiters:
+        waiter.cancel()
 
 
 async def test_of_a_steps_tokens_another_tenants_come_first_and_what_is_late_is_merged() -> None:

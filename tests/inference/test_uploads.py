@@ -96,6 +96,7 @@ async def test_one_that_is_forgotten_goes_and_one_that_runs_stays(
     gateway: Gateway, files_dir: Path
 ) -> None:
     payload = (await announce(gateway.client, 6)).json()
+    assert payload["expires_at"] - payload["created_at"] in (3600, 3601)
     await send(gateway.client, payload["id"], b"abc")
     await asyncio.to_thread(remove_expired)
     assert blobs(files_dir) == ["part"]

@@ -65,6 +65,7 @@ def test_a_taken_slug_is_a_conflict_and_leaves_the_transaction_usable(world: Wor
         ({"name": "X", "max_priority": 5000}, "max_priority"),
         ({"name": "X", "requests_per_minute": -1}, "requests_per_minute"),
         ({"name": "X", "tokens_per_minute": "many"}, "tokens_per_minute"),
+        ({"name": "X", "keep_usage_days": 34}, "keep_usage_days"),
         ({"name": "X", "salt": "00"}, "salt"),
         ({"name": "!!!"}, "slug"),
         ({"name": "a\0b", "slug": "nul"}, "name"),

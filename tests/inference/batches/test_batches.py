@@ -131,6 +131,15 @@ async def test_fault_36_a_line_without_an_end_is_not_read_to_its_end(
     assert max(sizes) <= 1002
 
 
+async def test_a_file_with_wrong_lines_runs_none_and_names_the_first_fifty(
+    batches: Batches,
+) -> None:
+    wrong = [request_line(number) | {"url": "/metrics"} for number in range(60)]
+    failed = await batches.run(await batches.create([request_line(99), *wrong]))
+    assert (failed["status"], failed["output_file_id"]) == ("failed", None)
+    assert [error["line"] for error in failed["errors"]["data"]] == list(range(2, 52))
+
+
 async def test_one_that_is_cancelled_before_it_begins_runs_nothing(batches: Batches) -> None:
     gateway = batches.gateway
     async with gateway.serving(gateway.fake()) as replica:
