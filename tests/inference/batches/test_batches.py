@@ -134,8 +134,8 @@ async def test_fault_36_a_line_without_an_end_is_not_read_to_its_end(
 async def test_a_file_with_wrong_lines_runs_none_and_names_the_first_fifty(
     batches: Batches,
 ) -> None:
-    wrong = [request_line(number) | {"url": "/metrics"} for number in range(60)]
-    failed = await batches.run(await batches.create([request_line(99), *wrong]))
+    invalid = [request_line(number) | {"url": "/metrics"} for number in range(60)]
+    failed = await batches.run(await batches.create([request_line(99), *invalid]))
     assert (failed["status"], failed["output_file_id"]) == ("failed", None)
     assert [error["line"] for error in failed["errors"]["data"]] == list(range(2, 52))
 
