@@ -25,7 +25,7 @@ last output is written to the outbox: entries of a killed engine stay pending an
 from __future__ import annotations
 
 import ctypes
-from typing import Annotated, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import msgspec
 
@@ -188,6 +188,7 @@ class EngineRequest(msgspec.Struct, tag="request", omit_defaults=True, kw_only=T
             included it among others.
         prefilled: a prefill replica has just saved its prompt's blocks in the shared tier.
         kv_peer: tcp://HOST:PORT of that replica if it serves the blocks itself; "": it doesn't.
+        do_remote_decode: another replica goes on with the prompt.
         prefix_key: equal for prompts that may share their first KV blocks; b"": unknown.
         log_prompt: whether the tenant stores prompts, so that logs may show this one.
         message_version: see `engine.contract.message_version`.
@@ -216,6 +217,7 @@ class EngineRequest(msgspec.Struct, tag="request", omit_defaults=True, kw_only=T
     isolated: bool = False
     prefilled: bool = False
     kv_peer: str = ""
+    do_remote_decode: bool = False
     prefix_key: bytes = b""
     log_prompt: bool = False
     message_version: int = 1
@@ -384,6 +386,7 @@ class TokenDelta(msgspec.Struct, omit_defaults=True, kw_only=True):
             prompt token for the tasks by token.
         error: set with finish_reason "error".
         flight: on the final delta.
+        kv_transfer_params: what the KV connector says for the answer, on the final delta.
     """
 
     request_id: str
@@ -400,6 +403,7 @@ class TokenDelta(msgspec.Struct, omit_defaults=True, kw_only=True):
     pooled: bytes | None = None
     error: ErrorInfo | None = None
     flight: FlightRecord | None = None
+    kv_transfer_params: dict[str, Any] | None = None
 
 
 class ErrorInfo(msgspec.Struct, omit_defaults=True, kw_only=True):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import time
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping
 
 import msgspec
@@ -56,6 +57,9 @@ from engine.structured_output.manager import StructuredOutputManager
 from engine.text.tokenizer import load_tokenizer
 
 log = logging.getLogger(__name__)
+
+#: While nothing else is to be done, a KV connector is asked so often what has arrived.
+_TRANSFER_POLL_S = 0.001
 
 
 class EngineCore:
@@ -233,7 +237,7 @@ class EngineCore:
         self._input_processor.check_media(
             message, media or {}, self.scheduler.encoder_cache.capacity
         )
-        waiting = len(self.scheduler.waiting) + self._request_admission.num_waiting
+        waiting = self.scheduler.num_waiting + self._request_admission.num_waiting
         if waiting + message.sampling.num_running > self.config.max_waiting:
             raise EngineOverloaded(f"{waiting} requests wait already.")
         if self.config.enable_log_requests:  # before it is queued: decoding the prompt may fail
@@ -347,6 +351,7 @@ class EngineCore:
             return False
         return bool(
             self.scheduler.has_work
+            or self.scheduler.kv_transfers
             or self._request_admission.has_pending
             or self._steps_in_flight
             or self.is_aligning
@@ -365,6 +370,8 @@ class EngineCore:
         """
         started = time.perf_counter()
         deltas = self._admit_ready() if self._request_admission.has_pending else []
+        if self.scheduler.kv_connector is not None:
+            deltas += self._poll_kv_transfers(self.scheduler.kv_connector)
         if self.is_aligning:
             deltas += self._outputs.aligner.pop_ready(WAIT_S if self._is_idle() else 0.0)
         # An isolated sequence's step overlaps no other; after an interrupt one more may be in
@@ -418,6 +425,16 @@ class EngineCore:
             self._counters.record_model_time(step.scheduled, result)
             deltas += self._outputs.process_outputs(step.plan, step.scheduled, result, bitmask)
             self._steps_in_flight.start_late_bitmasks()
+        return deltas
+
+    def _poll_kv_transfers(self, connector: KVConnectorBase) -> list[TokenDelta]:
+        """Queue the sequences whose blocks the connector has loaded while steps ran."""
+        deltas: list[TokenDelta] = []
+        for sequence in self.scheduler.kv_transfers.poll(connector):
+            if self._kv_settings.kv_load_failure_policy == "fail":
+                deltas += self._outputs.finish_with_fault(sequence, "KV blocks weren't loaded.")
+        if self.scheduler.kv_transfers and self._is_idle():
+            time.sleep(_TRANSFER_POLL_S)
         return deltas
 
     def _admit_ready(self) -> list[TokenDelta]:
@@ -529,12 +546,17 @@ class EngineCore:
 
         Raises:
             InvalidRequest: there's no such level, or `enable_sleep_mode` is off.
+            EngineOverloaded: the KV connector still loads or sends blocks.
             ConfigError: the model can't sleep.
         """
         if isinstance(level, bool) or level not in SLEEP_LEVELS:
             raise InvalidRequest(f"level must be 1 or 2, got {level!r}.", param="level")
         if not self.config.enable_sleep_mode:
             raise InvalidRequest("Sleeping needs enable_sleep_mode.", param="enable_sleep_mode")
+        if num_transfers := len(self.scheduler.kv_transfers):
+            raise EngineOverloaded(
+                f"The KV connector still loads or sends the blocks of {num_transfers} requests."
+            )
         self.executor.check_sleep()
 
     def sleep(self, level: int = 1) -> list[TokenDelta]:
@@ -600,8 +622,9 @@ class EngineCore:
         self.adapters.fill_stats(stats)
         stats.collective_seconds_total = self.executor.collective_s
         if self.scheduler.kv_connector is not None:
+            stats.kv_tier_failures_total = {}
             self.scheduler.kv_connector.fill_stats(stats)
-            if self._kv_admission.num_late:
-                failures = stats.kv_tier_failures_total
-                failures["late"] = failures.get("late", 0) + self._kv_admission.num_late
+            failures = Counter(self.scheduler.kv_transfers.num_failures)
+            failures["late"] += self._kv_admission.num_late
+            stats.kv_tier_failures_total = dict(+failures + Counter(stats.kv_tier_failures_total))
         return stats

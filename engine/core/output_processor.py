@@ -42,6 +42,7 @@ def token_delta(
         delta.finish_reason = sequence.finish_reason
         delta.stop_reason = sequence.stop_reason
         delta.flight = sequence.timeline
+        delta.kv_transfer_params = sequence.kv_transfer_result
     return delta
 
 

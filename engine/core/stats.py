@@ -330,7 +330,7 @@ class EngineStatsCollector:
         """Current load and totals."""
         stats, scheduler = self.stats, self._scheduler
         stats.num_requests_running = len(scheduler.running)
-        stats.num_requests_waiting = len(scheduler.waiting) + num_waiting_outside
+        stats.num_requests_waiting = scheduler.num_waiting + num_waiting_outside
         stats.kv_cache_usage_perc = scheduler.kv.pool.usage
         stats.num_free_blocks = scheduler.kv.pool.num_free_blocks
         stats.num_cached_blocks = scheduler.kv.pool.num_cached

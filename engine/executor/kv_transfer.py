@@ -40,6 +40,7 @@ from engine.kv_transfer.storage_tier import StorageTier
 from engine.models.decoder import NativeDecoder
 from engine.models.encoder_decoder import EncoderDecoder
 from engine.models.interface import SupportsMultiModal
+from engine.scheduler.plan import StepPlan
 
 if TYPE_CHECKING:
     from engine.executor.worker import Worker
@@ -78,9 +79,10 @@ class KVTransfer:
         self.connector.register_kv_caches(self._layers)
 
     @contextmanager
-    def step(self, kv_meta: bytes) -> Iterator[None]:
-        """Context in which a step runs. `kv_meta`: see `StepPlan`. Raises `KVLoadError`."""
-        connector = self.connector
+    def step(self, plan: StepPlan) -> Iterator[None]:
+        """Context in which a step with `kv_meta` runs. Raises `KVLoadError`."""
+        connector, kv_meta = self.connector, plan.kv_meta
+        connector.last_step = plan.step
         metadata = msgspec.msgpack.decode(kv_meta, type=connector.metadata_type)
         connector.bind_connector_metadata(metadata)
         try:

@@ -492,7 +492,7 @@ class Worker:
         """Context in which a step is computed: its blocks are loaded before and saved after it."""
         if self.kv_transfer is None or not plan.kv_meta:
             return nullcontext()
-        return self.kv_transfer.step(plan.kv_meta)
+        return self.kv_transfer.step(plan)
 
     def prepare(self, plan: StepPlan) -> Any:
         """Apply a plan's changes; returns inputs for `launch`, None without sequences.

@@ -368,6 +368,13 @@ class KVCacheCoordinator(ABC):
             manager.free(seq_id, quota)
         self._num_cached.pop(seq_id, None)
 
+    def move_tables(self, seq_id: int, key: int) -> None:
+        """Keep a sequence's blocks, of which none is cached yet but its prefix, under another key:
+        it starts anew without them.
+        """
+        for manager in self.managers:
+            manager.tables[key] = manager.tables.pop(seq_id)
+
     def uncache_from(self, seq_id: int, hashes: BlockHashes, num_tokens: int) -> None:
         """Uncache a sequence's blocks from token `num_tokens` on: they were never written."""
         cached = hashes.values[: self._num_cached.get(seq_id, 0)]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any, Protocol
 
@@ -68,6 +68,9 @@ class RequestView(Protocol):
 
     @property
     def kv_peer(self) -> str: ...
+
+    @property
+    def kv_transfer_params(self) -> dict[str, Any] | None: ...
 
     @property
     def encoder_key(self) -> bytes: ...
@@ -136,21 +139,29 @@ class KVConnectorBase(ABC):
 
     Attributes:
         metadata_type: class of `build_connector_meta`'s results.
+        last_step: number of the last step whose metadata was bound.
     """
 
     metadata_type: type[KVConnectorMetadata] = KVConnectorMetadata
+    last_step: int = 0
     _metadata: KVConnectorMetadata | None = None
 
     @abstractmethod
     def get_num_new_matched_tokens(
         self, request: RequestView, num_computed_tokens: int
     ) -> tuple[int | None, bool]:
-        """Number of tokens after the first `num_computed_tokens` whose KV can be loaded, and False.
+        """Number of tokens after the first `num_computed_tokens` whose KV can be loaded, and
+        whether while steps run.
 
-        At least one token must be left to compute. None: not known yet; the request is looked up
-        again in the next step, and those behind it wait as well. Loading the counted tokens must
-        not fail any more: they are loaded in the step that starts the request, before its tokens
-        are computed.
+        None: not known yet; the request is looked up again in the next step, and those behind it
+        wait as well.
+
+        False: at least one token must be left to compute, and loading must not fail any more. They
+        are loaded in the step that starts the request, before its tokens are computed.
+
+        True: the next plan's `start_load_kv` begins to load into the blocks that
+        `update_state_after_alloc` is told, and the request waits until `get_finished` names it as
+        received. Its full blocks are loaded then. At most `READ_TIMEOUT_S`: then it is computed.
         """
 
     def start_read_ahead(
@@ -200,11 +211,27 @@ class KVConnectorBase(ABC):
     def request_finished(
         self, request: RequestView, block_ids: list[list[int]]
     ) -> tuple[bool, dict[str, Any] | None]:
-        """A request has ended; its blocks are freed when this returns.
+        """A request has ended. `block_ids`: [] if it has none.
 
-        Returns (False, None): delayed freeing and `kv_transfer_params` aren't supported.
+        Returns whether its blocks stay until `get_finished` names it as sent, and what the answer's
+        `kv_transfer_params` say.
         """
         return False, None
+
+    def get_finished(
+        self, finished_req_ids: set[str]
+    ) -> tuple[Collection[str] | None, Collection[str] | None]:
+        """Ids of requests whose blocks are sent, and of those whose blocks are received, since the
+        last call; those of aborted requests, too: their blocks stay until then. Called by the
+        engine's thread before each step. `finished_req_ids`: requests that have ended since then.
+        """
+        return None, None
+
+    def get_block_ids_with_load_errors(self) -> set[int]:
+        """Ids of blocks that weren't received since the last call, of requests that `get_finished`
+        names as received, or will: they are computed. Called after it.
+        """
+        return set()
 
     @abstractmethod
     def register_kv_caches(self, kv_caches: KVCaches) -> None:

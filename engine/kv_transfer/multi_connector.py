@@ -17,6 +17,7 @@ from engine.kv_transfer.base import (
     PlanView,
     RequestView,
 )
+from engine.kv_transfer.offloading_connector import OffloadingConnector
 from engine.kv_transfer.storage_queue import all_done
 
 
@@ -39,6 +40,8 @@ class MultiConnector(KVConnectorBase):
         self.connectors = list(connectors)
         #: By sequence that is about to start, the connector that loads its blocks.
         self._loaders: dict[int, KVConnectorBase] = {}
+        #: By id of a request that has ended, the number of connectors that still send its blocks.
+        self._num_sending: dict[str, int] = {}
         #: Those with a part in the step.
         self._bound: list[KVConnectorBase] = []
 
@@ -108,10 +111,30 @@ class MultiConnector(KVConnectorBase):
         self, request: RequestView, block_ids: list[list[int]]
     ) -> tuple[bool, dict[str, Any] | None]:
         self._loaders.pop(request.seq_id, None)
-        delays = [
-            connector.request_finished(request, block_ids)[0] for connector in self.connectors
-        ]
-        return any(delays), None
+        results = [connector.request_finished(request, block_ids) for connector in self.connectors]
+        if num_sending := sum(delays for delays, _ in results):
+            self._num_sending[request.request_id] = num_sending
+        return num_sending > 0, next((params for _, params in results if params), None)
+
+    def get_finished(self, finished_req_ids: set[str]) -> tuple[set[str], set[str]]:
+        all_sent: set[str] = set()
+        all_received: set[str] = set()
+        for connector in self.connectors:
+            sent, received = connector.get_finished(finished_req_ids)
+            all_received.update(received or ())
+            for request_id in sent or ():
+                self._num_sending[request_id] = self._num_sending.get(request_id, 1) - 1
+                if not self._num_sending[request_id]:
+                    del self._num_sending[request_id]
+                    all_sent.add(request_id)
+        return all_sent, all_received
+
+    def get_block_ids_with_load_errors(self) -> set[int]:
+        return {
+            block_id
+            for connector in self.connectors
+            for block_id in connector.get_block_ids_with_load_errors()
+        }
 
     def register_kv_caches(self, kv_caches: KVCaches) -> None:
         for connector in self.connectors:
@@ -134,7 +157,8 @@ class MultiConnector(KVConnectorBase):
         self._bound = []
 
     def start_load_kv(self, forward_context: Any = None, **kwargs: Any) -> None:
-        for connector in self._bound:
+        # Blocks of preempted sequences are saved before others load into them.
+        for connector in sorted(self._bound, key=lambda c: not isinstance(c, OffloadingConnector)):
             connector.start_load_kv(forward_context, **kwargs)
 
     def wait_for_layer_load(self, layer_name: str) -> None:

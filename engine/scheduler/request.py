@@ -6,6 +6,8 @@ import enum
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import urlsplit
 
 import msgspec
 
@@ -25,6 +27,8 @@ class SequenceStatus(enum.Enum):
     #: none of the scheduler's lists.
     PARKED_BEAM = "parked"
     WAITING = "waiting"
+    #: A KV connector loads its blocks, which are allocated; it is in none of the scheduler's lists.
+    WAITING_FOR_REMOTE_KVS = "waiting_for_remote_kvs"
     RUNNING = "running"
     PREEMPTED = "preempted"
     FINISHED = "finished"
@@ -57,6 +61,10 @@ class Sequence:
     num_computed_tokens: int = 0
     #: Tokens after its cached prefix that a KV connector loads, when it last started.
     num_external_tokens: int = 0
+    #: Whether it has waited for such tokens since it last started.
+    kv_awaited: bool = False
+    #: The KV connector's, when it has ended.
+    kv_transfer_result: dict[str, Any] | None = None
     #: Prompt tokens that were cached when it was first scheduled.
     num_cached_tokens: int = 0
     #: Prompt tokens that needn't be computed, or are counted as computed already.
@@ -94,8 +102,24 @@ class Sequence:
 
     @property
     def request_id(self) -> str:
-        """The id of its request."""
-        return self.request.request_id
+        """The id of its request, which is made unique for further outputs as in vLLM."""
+        request_id = self.request.request_id
+        return f"{self.index}_{request_id}" if self.index else request_id
+
+    @property
+    def kv_transfer_params(self) -> dict[str, Any] | None:
+        """The hand-over of its prompt, with vLLM's names; None: there is none. The address is one
+        of the model's replicas, whatever the client said.
+        """
+        message, address = self.request.message, urlsplit(self.kv_peer)
+        if not (message.prefilled or message.do_remote_decode):
+            return None
+        return {
+            "do_remote_prefill": message.prefilled,
+            "do_remote_decode": message.do_remote_decode,
+            "remote_host": address.hostname,
+            "remote_port": address.port,
+        }
 
     @property
     def kv_peer(self) -> str:

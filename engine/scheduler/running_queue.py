@@ -11,6 +11,7 @@ from engine.kv_cache import CachedPrefix, KVCacheCoordinator
 from engine.kv_cache.block import TenantQuota
 from engine.kv_transfer.base import KVConnectorBase
 from engine.scheduler.encoder_cache import EncoderCacheManager
+from engine.scheduler.kv_transfers import KVTransfers
 from engine.scheduler.prefill_budget import StepLimits
 from engine.scheduler.request import Sequence, SequenceStatus
 from engine.scheduler.request_queue import RequestQueue
@@ -28,6 +29,7 @@ class RunningQueue:
         tenants: tenants that have running sequences.
         num_preemptions: number of preemptions so far.
         kv_connector: saves the blocks of sequences that leave; None: blocks aren't saved.
+        kv_transfers: blocks that it loads or sends while steps run.
         removed_ids: ids of sequences removed since the last step, not yet reported to the worker.
         reserved_seats: seats that tenants over their share must leave free.
     """
@@ -49,6 +51,7 @@ class RunningQueue:
         self.num_preemptions = 0
         self.removed_ids: list[int] = []
         self.kv_connector: KVConnectorBase | None = None
+        self.kv_transfers = KVTransfers(kv, waiting)
         self._rejected: list[tuple[Sequence, KVPoolTooSmall]] = []
         self._encoder_cache = encoder_cache
 
@@ -264,7 +267,7 @@ class RunningQueue:
         that was to load them may never have been written.
         """
         if saves and self.kv_connector is not None:
-            self.kv_connector.request_preempted(sequence, self._block_ids(sequence))
+            self.kv_connector.request_preempted(sequence, self.block_ids(sequence))
         self.free_and_remove(sequence)
         sequence.status = SequenceStatus.PREEMPTED
         flight = sequence.timeline
@@ -275,10 +278,13 @@ class RunningQueue:
         self._waiting.prepend(sequence)
 
     def finish(self, sequence: Sequence, reason: str, stop_reason: int | None = None) -> None:
-        """Remove a sequence, whatever its status, and free its blocks at once."""
+        """Remove a sequence, whatever its status, and free its blocks at once, unless the KV
+        connector still loads or sends them.
+        """
         if sequence.finished:
             return
         was_running = sequence.status is SequenceStatus.RUNNING
+        was_loading = sequence.status is SequenceStatus.WAITING_FOR_REMOTE_KVS
         in_admission = sequence.status is SequenceStatus.WAITING_FOR_ADMISSION
         parked = sequence.status is SequenceStatus.PARKED_BEAM
         sequence.status = SequenceStatus.FINISHED
@@ -286,21 +292,22 @@ class RunningQueue:
         sequence.stop_reason = stop_reason
         if was_running:
             self.remove(sequence)
-        elif not in_admission and not parked:
+        elif not (in_admission or parked or was_loading):
             self._waiting.remove_finished(sequence)
-        if self.kv_connector is not None:
-            block_ids = self._block_ids(sequence) if was_running else []
-            delays, _ = self.kv_connector.request_finished(sequence, block_ids)
-            if delays:
-                name = type(self.kv_connector).__name__
-                raise RuntimeError(f"{name} can't be used: it delays freeing a request's blocks.")
-        quota = self.quota_of(sequence)
+        quota, keeps = self.quota_of(sequence), False
         if not in_admission:
             quota.sequences -= 1
-        self._kv.free(sequence.seq_id, quota)
+        if self.kv_connector is not None:
+            has_blocks = was_running or was_loading
+            block_ids = self.block_ids(sequence) if has_blocks else []
+            delays, params = self.kv_connector.request_finished(sequence, block_ids)
+            sequence.kv_transfer_result = params
+            keeps = self.kv_transfers.finish(sequence, delays=delays and has_blocks)
+        if not keeps:
+            self._kv.free(sequence.seq_id, quota)
 
-    def _block_ids(self, sequence: Sequence) -> list[list[int]]:
-        """Block ids of a running sequence, by KV cache group."""
+    def block_ids(self, sequence: Sequence) -> list[list[int]]:
+        """Ids of a sequence's blocks, by KV cache group."""
         tables = self._kv.get_block_tables(sequence.seq_id)
         return [[block.block_id for block in table] for table in tables]
 

@@ -8,7 +8,6 @@ from that one rule.
 
 from __future__ import annotations
 
-import logging
 import time
 
 import msgspec
@@ -16,19 +15,18 @@ import msgspec
 from engine.contract.engine_config import EngineConfig
 from engine.contract.errors import KVPoolTooSmall
 from engine.contract.messages import MAX_NAMED, EngineRequest
-from engine.kv_cache import KVCacheConfig, TenantQuota, make_coordinator
+from engine.kv_cache import CachedPrefix, KVCacheConfig, TenantQuota, make_coordinator
 from engine.kv_transfer.base import KVConnectorBase
 from engine.scheduler.decode_rotation import DecodeRotation
 from engine.scheduler.draft_scheduler import DraftScheduler
 from engine.scheduler.encoder_cache import EncoderCacheManager, encoder_capacity
 from engine.scheduler.fair_queue import make_request_queue
+from engine.scheduler.kv_transfers import KVTransfers
 from engine.scheduler.plan import StepPlan, is_decode
 from engine.scheduler.prefill_budget import PrefillBudget, PrefillLimits, PrefillLoad, StepLimits
 from engine.scheduler.request import Sequence, SequenceStatus
 from engine.scheduler.running_queue import RunningQueue
 from engine.scheduler.step_builder import StepBuilder
-
-log = logging.getLogger(__name__)
 
 #: After so many steps with preemptions in which the first running sequence got no tokens, it is
 #: scheduled first.
@@ -101,7 +99,6 @@ class Scheduler:
         self._rotation = DecodeRotation(self.kv.quotas, self.waiting, self._runs, self.limits)
         self.drafts = DraftScheduler(self.kv, self.waiting, self._runs)
         self._max_model_len = max_model_len
-        self._logged_async_load = False
         self.num_steps = 0
         self.prompt_load = PrefillLoad()
         #: The last plan.
@@ -128,6 +125,16 @@ class Scheduler:
     @kv_connector.setter
     def kv_connector(self, connector: KVConnectorBase | None) -> None:
         self._runs.kv_connector = connector
+
+    @property
+    def kv_transfers(self) -> KVTransfers:
+        """Blocks that the connector loads or sends while steps run."""
+        return self._runs.kv_transfers
+
+    @property
+    def num_waiting(self) -> int:
+        """Number of sequences that are queued, or wait for the blocks that the connector loads."""
+        return len(self.waiting) + self.kv_transfers.num_loads
 
     @property
     def num_preemptions(self) -> int:
@@ -468,9 +475,11 @@ class Scheduler:
             return False
         kv, quota = self.kv, self._runs.quota_of(sequence)
         prefix = self._runs.find_cached_prefix(sequence)
-        num_external = self._num_external_tokens(sequence, prefix.num_tokens)
+        num_external, is_async = self._num_external_tokens(sequence, prefix.num_tokens)
         if num_external is None:
             return False
+        if is_async:
+            return self._start_load(step, sequence, prefix, num_external)
         num_computed = prefix.num_tokens + num_external
         num_pending = sequence.num_tokens - num_computed
         chunk = step.prompt_chunk(self.limits, sequence, num_pending, num_computed)
@@ -483,10 +492,7 @@ class Scheduler:
             return False
         blocks = kv.allocate_slots(sequence, quota, num_computed, chunk, prefix)
         if blocks is None:
-            if not self._runs.reject_oversized(sequence, num_computed, chunk, prefix):
-                step.num_missing_blocks = kv.num_blocks_to_allocate(
-                    sequence.seq_id, num_computed, chunk, prefix
-                )
+            self._note_missing_blocks(step, sequence, num_computed, chunk, prefix)
             return False
         self.waiting.pop(sequence)
         if sequence.status is SequenceStatus.WAITING:
@@ -501,6 +507,7 @@ class Scheduler:
             kv.record_lookup(sequence.num_tokens, prefix.num_tokens)
         sequence.num_computed_tokens = num_computed
         sequence.num_external_tokens = num_external
+        sequence.kv_awaited = False
         self._runs.add(sequence)
         step.start(sequence, kv.get_block_tables(sequence.seq_id))
         if encodes and not self._loads_encoder_states(sequence, step.plan.new[-1].block_ids):
@@ -515,23 +522,58 @@ class Scheduler:
         self.waiting.charge_prompt(sequence, chunk)
         return True
 
-    def _num_external_tokens(self, sequence: Sequence, num_computed: int) -> int | None:
-        """Number of tokens after a waiting sequence's cached prefix that the KV connector loads;
-        None: not known yet.
+    def _note_missing_blocks(
+        self,
+        step: StepBuilder,
+        sequence: Sequence,
+        num_computed: int,
+        num_new: int,
+        prefix: CachedPrefix,
+    ) -> None:
+        """A sequence can't start for want of blocks: count them, or end it if it never can."""
+        if not self._runs.reject_oversized(sequence, num_computed, num_new, prefix):
+            step.num_missing_blocks = self.kv.num_blocks_to_allocate(
+                sequence.seq_id, num_computed, num_new, prefix
+            )
+
+    def _start_load(
+        self, step: StepBuilder, sequence: Sequence, prefix: CachedPrefix, num_external: int
+    ) -> bool:
+        """Have the KV connector load tokens after the cached prefix of the head of a tenant's
+        queue, while steps run. Returns whether it begins. See `_start`.
         """
-        if (connector := self._loading_connector(sequence)) is None:
-            return 0
+        connector, transfers = self._runs.kv_connector, self.kv_transfers
+        if connector is None or transfers.num_loads >= self.max_num_seqs:
+            return False
+        quota, num_cached = self._runs.quota_of(sequence), prefix.num_tokens
+        # Like drafts, they aren't cached before they are known to be right.
+        blocks = self.kv.allocate_slots(
+            sequence, quota, num_cached, num_external, prefix, lookahead=True
+        )
+        if blocks is None:
+            self._note_missing_blocks(step, sequence, num_cached, num_external, prefix)
+            return False
+        self.waiting.pop(sequence)
+        sequence.num_computed_tokens = num_cached + num_external
+        block_ids = self._runs.block_ids(sequence)
+        connector.update_state_after_alloc(sequence, block_ids, num_external)
+        transfers.begin_load(sequence, self.num_steps)
+        return True
+
+    def _num_external_tokens(
+        self, sequence: Sequence, num_computed: int
+    ) -> tuple[int | None, bool]:
+        """Number of tokens after a waiting sequence's cached prefix that the KV connector loads,
+        and whether while steps run; None: not known yet.
+        """
+        if sequence.kv_awaited or (connector := self._loading_connector(sequence)) is None:
+            return 0, False
         num_tokens, is_async = connector.get_num_new_matched_tokens(sequence, num_computed)
-        if is_async and num_tokens:
-            # Its blocks might not be there yet when the step computes.
-            if not self._logged_async_load:
-                self._logged_async_load = True
-                log.error(
-                    "%s loads asynchronously, which isn't supported: its tokens are computed.",
-                    type(connector).__name__,
-                )
-            return 0
-        return num_tokens
+        if not (num_tokens and is_async):
+            return num_tokens, False
+        if not self.kv.enable_caching or sequence.request.is_beam_search:
+            return 0, False  # a beam's tokens may be replaced meanwhile
+        return num_tokens, True
 
     def _loads_encoder_states(self, sequence: Sequence, block_ids: list[list[int]]) -> bool:
         """Whether the KV connector loads the states that a starting sequence attends to."""
@@ -629,7 +671,7 @@ class Scheduler:
         return False
 
     def finish(self, sequence: Sequence, reason: str, stop_reason: int | None = None) -> None:
-        """Remove a sequence, whatever its status, and free its blocks at once."""
+        """See `RunningQueue.finish`."""
         self._runs.finish(sequence, reason, stop_reason)
 
     def pop_rejected(self) -> list[tuple[Sequence, KVPoolTooSmall]]:
@@ -671,15 +713,18 @@ class Scheduler:
             else:
                 # It finished while its step ran: its blocks may belong to another sequence now.
                 self.kv.uncache_all(sequence.block_hashes)
+        if self._runs.kv_connector is not None:
+            self.kv_transfers.drop_unstarted(self._runs.kv_connector)
 
     def check_integrity(self) -> None:
         """Raise RuntimeError unless the pool's accounting is consistent, only running sequences
-        hold blocks, and the last plan lists no sequence twice.
+        and the KV connector's transfers hold blocks, and the last plan lists no sequence twice.
         """
         seq_ids = self._plan.seq_ids
         if len(set(seq_ids)) != len(seq_ids):
             raise RuntimeError(f"A sequence stands twice in step {self._plan.step}: {seq_ids}.")
         self.encoder_cache.check_integrity()
         self.kv.check_integrity(
-            {sequence.seq_id: sequence.request.message.tenant for sequence in self.running}
+            self.kv_transfers.tenants
+            | {sequence.seq_id: sequence.request.message.tenant for sequence in self.running}
         )

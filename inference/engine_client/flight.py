@@ -84,6 +84,7 @@ class InFlightRequest:
         abort_future: set when it was abandoned; done when the engine has replied to the abort.
         records: the engine's records by output, as far as received. records_ready: set when it
             ended here before the engine reported its end; done when all records have arrived.
+        kv_transfer_params: what the replica's KV connector says for the answer.
         is_prefilling: the current attempt only computes its prompt, or encodes its media.
         prefilled, encoded: it was sent to a replica that does so, which happens only once even if
             that failed.
@@ -122,6 +123,7 @@ class InFlightRequest:
     abort_future: asyncio.Future[None] | None = None
     records: dict[int, FlightRecord] = field(default_factory=dict)
     records_ready: asyncio.Future[None] | None = None
+    kv_transfer_params: dict[str, Any] | None = None
     is_prefilling: bool = False
     prefilled: bool = False
     encoded: bool = False
@@ -216,6 +218,7 @@ class InFlightRequest:
             isolated=self.runs_isolated,
             prefilled=was_encoded,
             kv_peer=encoder if encoder in peers else "",
+            do_remote_decode=self.prefilled,
         )
 
     def finish_prefill(self, delta: TokenDelta) -> None:
@@ -312,6 +315,7 @@ class InFlightRequest:
         index = delta.index
         if delta.flight is not None:
             self.records[index] = delta.flight
+        self.kv_transfer_params = delta.kv_transfer_params or self.kv_transfer_params
         if not 0 <= index < len(self.tokens) or self.finished[index]:
             return None
         tokens = self.tokens[index]

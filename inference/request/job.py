@@ -405,6 +405,7 @@ class Job:
                 cache_namespace=namespace,
                 prefilled=bool(sources := self._sources(media)),
                 kv_peer=next(filter(None, (source.address for source in sources)), ""),
+                do_remote_decode=bool(self.kv_transfer and self.kv_transfer.do_remote_decode),
                 adapter=self.model.adapter,
                 token_cap=self._token_cap(prompt, share),
                 trace_headers=self.trace_headers,

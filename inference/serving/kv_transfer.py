@@ -11,9 +11,12 @@ from inference.generation.generation import Generation
 
 
 def kv_transfer_params(generation: Generation) -> dict[str, Any] | None:
-    """Parameters for the request that decodes this prompt elsewhere; None if this request didn't
-    ask for a remote decode, or its replica has no shared KV tier.
+    """Parameters for the request that decodes this prompt elsewhere: the KV connector's, or else
+    ours; None if this request didn't ask for a remote decode, or its replica has no shared KV tier.
     """
+    for flight in generation.flights:
+        if flight.kv_transfer_params is not None:
+            return flight.kv_transfer_params
     params = generation.job.kv_transfer
     if params is None or not params.do_remote_decode:
         return None

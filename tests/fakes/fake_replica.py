@@ -28,6 +28,7 @@ import sys
 import time
 import uuid
 from dataclasses import dataclass, field
+from typing import Any
 
 from engine.contract import redis_keys
 from engine.system.light_imports import import_redis
@@ -130,6 +131,7 @@ class FakeReplica:
         self.numerics, self.spare, self.kv_handover = numerics, spare, kv_handover
         #: What it tells of each output when it ends.
         self.flight: protocol.FlightRecord | None = None
+        self.kv_transfer_params: dict[str, Any] | None = None
         self.redis_url, self.prefix = redis_url, key_prefix
         self.replica_id = replica_id or f"fake-{uuid.uuid4().hex[:8]}"
         self.incarnation = uuid.uuid4().hex
@@ -367,7 +369,7 @@ class FakeReplica:
             ]
         delta.finish_reason = sequence.finish_reason
         if sequence.finish_reason:
-            delta.flight = self.flight
+            delta.flight, delta.kv_transfer_params = self.flight, self.kv_transfer_params
         if sequence.finish_reason == "abort" and request.request_id in self.by_operator:
             delta.stop_reason = protocol.ABORTED_BY_OPERATOR
         sequence.first = False

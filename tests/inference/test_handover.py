@@ -414,9 +414,13 @@ async def test_a_client_that_plans_the_hand_over_itself_passes_kv_transfer_param
         )
         params = first.json()["kv_transfer_params"]
         second = await gateway.client.post(path, body | {"kv_transfer_params": params})
+        replica.kv_transfer_params = {"remote_port": 5600}
+        third = await gateway.client.post(path, body)
     assert baseline_payload["kv_transfer_params"] is second.json()["kv_transfer_params"] is None
     assert params["do_remote_prefill"] is True
-    assert [request.prefilled for request in replica.received] == [False, False, True]
+    assert third.json()["kv_transfer_params"] == {"remote_port": 5600}  # of its KV connector
+    assert [request.prefilled for request in replica.received] == [False, False, True, False]
+    assert [request.do_remote_decode for request in replica.received] == [False, True, False, False]
 
 
 async def test_a_client_passes_on_where_an_encoders_outputs_are(gateway: Gateway) -> None:

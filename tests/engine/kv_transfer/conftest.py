@@ -15,6 +15,7 @@ def patience(monkeypatch: pytest.MonkeyPatch) -> None:
         "kv_transfer.read_ahead._MIN_READ_S",
         "kv_transfer.redis_store.TIMEOUT_S",
         "kv_transfer.s3_store.TIMEOUT_S",
+        "scheduler.kv_transfers.READ_TIMEOUT_S",
         "kv_transfer.storage_queue.READ_TIMEOUT_S",
     ):
         monkeypatch.setattr(f"engine.{name}", 60.0)

@@ -385,24 +385,6 @@ def test_a_connector_of_another_package_saves_and_loads(model_folder: Folder) ->
     assert connector.finished == [0, 1, 2, 3]
 
 
-def test_what_a_connector_would_load_asynchronously_is_computed(
-    model_folder: Folder, caplog: pytest.LogCaptureFixture
-) -> None:
-    config = {
-        "kv_connector": "AsyncConnector",
-        "kv_connector_module_path": "tests.engine.kv_transfer.outside",
-    }
-    core, prompts = make(model_folder("llama"), kv_transfer_config=config), {"a": prompt(1, 70)}
-    connector = core.scheduler.kv_connector
-    assert isinstance(connector, DictConnector)
-    expected = run(core, prompts)
-    forget_kv_cache(core)
-    assert connector.blocks
-    assert run(core, prompts) == expected
-    assert not core.snapshot().prefix_cache_hits_total
-    assert caplog.text.count("AsyncConnector loads asynchronously") == 1
-
-
 @pytest.mark.parametrize(
     ("name", "package"),
     [
