@@ -50,7 +50,7 @@ class KVTransfers:
         self._sending: dict[str, tuple[int, str]] = {}
         self._num_late = 0
         #: Ended since the connector was last asked.
-        self._ended_ids: set[str] = set()
+        self._finished_ids: set[str] = set()
         self._failed_block_ids: set[int] = set()
         self.num_failures = {"load_error": 0, "late": 0}
 
@@ -80,20 +80,20 @@ class KVTransfers:
         """A sequence has ended. `delays`: the connector still sends its blocks. Returns whether
         they stay allocated.
         """
-        self._ended_ids.add(sequence.request_id)
+        self._finished_ids.add(sequence.request_id)
         is_loading = self._loads.pop(sequence.request_id, None) is not None
         if not (is_loading or delays):
             return False
-        kept = self._loading if is_loading else self._sending
-        kept[sequence.request_id] = (sequence.seq_id, sequence.tenant)
+        retained = self._loading if is_loading else self._sending
+        retained[sequence.request_id] = (sequence.seq_id, sequence.tenant)
         return True
 
     def poll(self, connector: KVConnectorBase) -> list[Sequence]:
         """Ask the connector what has arrived and what is sent. Returns the sequences of which
         blocks couldn't be loaded, or not in time; they are queued and compute these.
         """
-        ended_ids, self._ended_ids = self._ended_ids, set()
-        sent, received = connector.get_finished(ended_ids)
+        finished_ids, self._finished_ids = self._finished_ids, set()
+        sent, received = connector.get_finished(finished_ids)
         if not self:
             return []
         self._failed_block_ids |= connector.get_block_ids_with_load_errors()
@@ -103,11 +103,11 @@ class KVTransfers:
                 if not self._receive(load.sequence):
                     failed.append(load.sequence)
                 self._queue(load)
-            elif (kept := self._loading.pop(request_id, None)) is not None:
-                self._free(*kept)
+            elif (retained := self._loading.pop(request_id, None)) is not None:
+                self._free(*retained)
         for request_id in sent or ():
-            if (kept := self._sending.pop(request_id, None)) is not None:
-                self._free(*kept)
+            if (retained := self._sending.pop(request_id, None)) is not None:
+                self._free(*retained)
         now = time.monotonic()
         for request_id, load in list(self._loads.items()):
             if now > load.deadline:

@@ -492,7 +492,7 @@ class Scheduler:
             return False
         blocks = kv.allocate_slots(sequence, quota, num_computed, chunk, prefix)
         if blocks is None:
-            self._note_missing_blocks(step, sequence, num_computed, chunk, prefix)
+            self._record_missing_blocks(step, sequence, num_computed, chunk, prefix)
             return False
         self.waiting.pop(sequence)
         if sequence.status is SequenceStatus.WAITING:
@@ -522,7 +522,7 @@ class Scheduler:
         self.waiting.charge_prompt(sequence, chunk)
         return True
 
-    def _note_missing_blocks(
+    def _record_missing_blocks(
         self,
         step: StepBuilder,
         sequence: Sequence,
@@ -551,7 +551,7 @@ class Scheduler:
             sequence, quota, num_cached, num_external, prefix, lookahead=True
         )
         if blocks is None:
-            self._note_missing_blocks(step, sequence, num_cached, num_external, prefix)
+            self._record_missing_blocks(step, sequence, num_cached, num_external, prefix)
             return False
         self.waiting.pop(sequence)
         sequence.num_computed_tokens = num_cached + num_external

@@ -116,7 +116,7 @@ class AsyncConnector(DictConnector):
         self.sent: set[str] = set()
         self.received: set[str] = set()
         self.failed: set[int] = set()
-        self.ended: set[str] = set()
+        self.all_finished: set[str] = set()
 
     def get_num_new_matched_tokens(
         self, request: RequestView, num_computed_tokens: int
@@ -175,7 +175,7 @@ class AsyncConnector(DictConnector):
         self.sending.clear()
 
     def get_finished(self, finished_req_ids: set[str]) -> tuple[set[str], set[str]]:
-        self.ended |= finished_req_ids
+        self.all_finished |= finished_req_ids
         sent, received, self.sent, self.received = self.sent, self.received, set(), set()
         return sent, received
 

@@ -35,7 +35,7 @@ def connector_of(core: EngineCore) -> AsyncConnector:
 def make_saved(
     folder: Path,
     prompts: dict[str, list[int]],
-    others: dict[str, list[int]] | None = None,
+    other_prompts: dict[str, list[int]] | None = None,
     **settings: Any,
 ) -> tuple[EngineCore, AsyncConnector, dict[str, list[int]]]:
     """An engine whose connector alone has the prompts' blocks, but not the others', and the tokens
@@ -44,7 +44,7 @@ def make_saved(
     core = make(folder, **{"kv_transfer_config": ASYNC, **settings})
     connector, expected = connector_of(core), run(core, prompts)
     saved = dict(connector.blocks)
-    expected |= run(core, others or {})
+    expected |= run(core, other_prompts or {})
     connector.blocks = saved
     forget_kv_cache(core)
     return core, connector, expected
@@ -84,7 +84,7 @@ def test_a_request_waits_for_its_blocks_while_others_run(
     deltas = step_until(core, lambda: "b" not in core.requests)
     assert tokens_of(deltas, "b") == expected["b"]
     assert sequence.status is SequenceStatus.WAITING_FOR_REMOTE_KVS
-    assert (core.snapshot().num_requests_waiting, connector.ended) == (1, {"a", "b"})
+    assert (core.snapshot().num_requests_waiting, connector.all_finished) == (1, {"a", "b"})
     connector.receive()
     assert run(core, {"a": []}) == {"a": expected["a"]}
     assert sequence.num_cached_tokens == 64
@@ -128,9 +128,11 @@ def test_blocks_that_come_late_never_meet_another_requests(
     deltas = step_until(core, lambda: not core.requests)
     assert tokens_of(deltas, "a") == expected["a"]
     assert core.snapshot().kv_tier_failures_total == {"late": 1}
-    held = {block_id for _, block_id in connector.receiving["a"]}
-    assert len(held) == core.capacity.num_blocks - core.scheduler.kv.pool.num_free_blocks == 4
-    assert held.isdisjoint(block.block_id for block in core.scheduler.kv.pool.free_blocks_in_order)
+    allocated = {block_id for _, block_id in connector.receiving["a"]}
+    assert len(allocated) == core.capacity.num_blocks - core.scheduler.kv.pool.num_free_blocks == 4
+    assert allocated.isdisjoint(
+        block.block_id for block in core.scheduler.kv.pool.free_blocks_in_order
+    )
     connector.receive()
     assert run(core, {}) == {}  # all blocks are free
 
@@ -155,7 +157,7 @@ def test_an_aborted_requests_blocks_stay_until_its_load_has_ended(model_folder: 
 
 def test_the_blocks_of_an_ended_request_stay_until_they_are_sent(model_folder: Folder) -> None:
     prompts = {name: prompt(seed, 70) for seed, name in enumerate("abcdef")}
-    plain = run(make(model_folder("llama")), prompts)
+    expected = run(make(model_folder("llama")), prompts)
     core = make(model_folder("llama"), kv_transfer_config=ASYNC, num_gpu_blocks_override=24)
     connector = connector_of(core)
     connector.sends, connector.blocks = True, {}
@@ -165,7 +167,7 @@ def test_the_blocks_of_an_ended_request_stay_until_they_are_sent(model_folder: F
     while core.requests:
         deltas += step_until(core, lambda: not core.requests or len(connector.sending) > 1)
         connector.send()
-    assert {name: tokens_of(deltas, name) for name in prompts} == plain
+    assert {name: tokens_of(deltas, name) for name in prompts} == expected
     ends = [delta.kv_transfer_params for delta in deltas if delta.finish_reason]
     assert ends == [{"remote_port": 5600}] * len(prompts)
     assert run(core, {}) == {}
@@ -174,8 +176,10 @@ def test_the_blocks_of_an_ended_request_stay_until_they_are_sent(model_folder: F
 def test_a_failed_step_forgets_no_load_that_it_should_have_begun(
     model_folder: Folder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    others = {"b": prompt(2, 20), "c": prompt(3, 20)}  # one alone would end with the error
-    core, connector, expected = make_saved(model_folder("llama"), {"a": prompt(1, 70)}, others)
+    other_prompts = {"b": prompt(2, 20), "c": prompt(3, 20)}  # one alone would end with the error
+    core, connector, expected = make_saved(
+        model_folder("llama"), {"a": prompt(1, 70)}, other_prompts
+    )
     execute, failures = Worker.execute, [RuntimeError("once")]
 
     def fail_once(worker: Worker, plan: Any) -> Any:
@@ -185,7 +189,7 @@ def test_a_failed_step_forgets_no_load_that_it_should_have_begun(
 
     monkeypatch.setattr(Worker, "execute", fail_once)
     core.add_request(message("a", prompt(1, 70)))
-    assert run(core, {"a": [], **others}) == expected
+    assert run(core, {"a": [], **other_prompts}) == expected
     assert not connector.receiving
 
 
