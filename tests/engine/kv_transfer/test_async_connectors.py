@@ -217,7 +217,11 @@ def test_each_output_of_a_request_and_each_tenant_waits_for_its_own_blocks(
 
 def test_many_loads_in_a_small_pool_leave_every_text_as_it_is(model_folder: Folder) -> None:
     prompts = {name: prompt(seed, 50) for seed, name in enumerate("abcdefgh")}
-    settings = {"num_gpu_blocks_override": 14, "max_model_len": 128, "max_num_seqs": 4}
+    settings: dict[str, Any] = {
+        "num_gpu_blocks_override": 14,
+        "max_model_len": 128,
+        "max_num_seqs": 4,
+    }
     core, connector, expected = make_saved(model_folder("llama"), prompts, **settings)
     for name, token_ids in prompts.items():
         core.add_request(message(name, token_ids))
