@@ -256,6 +256,7 @@ def test_boards_and_alerts_ask_for_what_there_is(
     assert asked or expression.startswith("up{")
 
 
+@pytest.mark.slow  # test_chaos counts another method's through the same heartbeats
 def test_drafts_of_a_head_are_counted(watched: Watched, tmp_path: Path) -> None:
     """A model is loaded with an EAGLE head, which is right about what it says."""
     folder, head = eager_model(tmp_path)
