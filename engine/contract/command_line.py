@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import field
 from decimal import Decimal, InvalidOperation
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, Self
 
 from engine.contract.errors import ConfigError
 from engine.contract.vllm_flags import VllmFlag
@@ -22,6 +22,42 @@ def cli_field(default: Any, help: str, **extra: Any) -> Any:
     `ConfigError`.
     """
     return field(default=default, metadata={"help": help, **extra})
+
+
+def bounded(default: Any, **limits: Any) -> Any:
+    """Return a field of `JsonSettings`; `choices`, `low` and `high` are checked."""
+    return field(default=default, metadata=limits)
+
+
+class JsonSettings:
+    """Base of frozen dataclasses that a setting gives as a JSON object.
+
+    Raises `ConfigError` for a field of another type or out of its range.
+    """
+
+    PARAM: ClassVar[str]
+
+    def __post_init__(self) -> None:
+        for spec in dataclasses.fields(self):  # type: ignore[arg-type]
+            try:
+                value = validate_field(spec, getattr(self, spec.name))
+            except ConfigError as error:
+                raise self.error(error.message) from None
+            object.__setattr__(self, spec.name, value)
+
+    @classmethod
+    def error(cls, message: str) -> ConfigError:
+        """Return the error of these settings."""
+        return ConfigError(f"{cls.PARAM}: {message}", param=cls.PARAM)
+
+    @classmethod
+    def from_mapping(cls, values: Mapping[str, Any]) -> Self:
+        """Build from JSON. Raises `ConfigError`, also for an unknown name."""
+        names = sorted(spec.name for spec in dataclasses.fields(cls))  # type: ignore[arg-type]
+        for name in values:
+            if name not in names:
+                raise cls.error(f"there is no {name}; there are {', '.join(names)}.")
+        return cls(**values)
 
 
 def validate_field(spec: dataclasses.Field[Any], value: Any) -> Any:

@@ -2,48 +2,40 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Self
 
-from engine.contract.errors import ConfigError
-
-_PARAM = "eplb_config"
+from engine.contract.command_line import JsonSettings, bounded
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EPLBConfig:
-    """Settings of the balancer. Raises `ConfigError` for a value out of range.
+@dataclass(frozen=True, kw_only=True)
+class EPLBConfig(JsonSettings):
+    """Settings of the balancer.
 
     Attributes:
-        num_redundant_experts: additional copies of experts in each layer; >= 0.
-        step_interval: number of steps after which a layer's experts are placed anew; >= 1.
-        window_size: number of the last of these steps whose tokens count; in [1, step_interval].
+        num_redundant_experts: additional copies of experts in each layer.
+        step_interval: number of steps after which a layer's experts are placed anew.
+        window_size: number of the last of these steps whose tokens count; at most `step_interval`.
     """
 
-    num_redundant_experts: int = 0
-    step_interval: int = 3000
-    window_size: int = 1000
+    PARAM = "eplb_config"
+
+    num_redundant_experts: int = bounded(0, low=0)
+    step_interval: int = bounded(3000, low=1)
+    window_size: int = bounded(1000, low=1)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.window_size > self.step_interval:
+            raise self.error(
+                f"window_size must be in [1, step_interval = {self.step_interval}]; got "
+                f"{self.window_size}."
+            )
 
     @classmethod
     def from_mapping(cls, values: Mapping[str, Any]) -> Self:
-        """Build from JSON. Raises `ConfigError`."""
-        names = {spec.name for spec in dataclasses.fields(cls)}
-        for name, value in values.items():
-            if name not in names:
-                raise ConfigError(f"{_PARAM} has no {name!r}: {sorted(names)}.", param=_PARAM)
-            low = 0 if name == "num_redundant_experts" else 1
-            if type(value) is not int or value < low:
-                raise ConfigError(
-                    f"{_PARAM}: {name} must be a whole number of at least {low}; got {value!r}.",
-                    param=_PARAM,
-                )
-        config = cls(**{"window_size": min(1000, values.get("step_interval", 3000)), **values})
-        if config.window_size > config.step_interval:
-            raise ConfigError(
-                f"{_PARAM}: window_size must be in [1, step_interval = {config.step_interval}]; "
-                f"got {config.window_size}.",
-                param=_PARAM,
-            )
-        return config
+        """Build from JSON; a `step_interval` below 1000 is the default of `window_size`."""
+        interval = values.get("step_interval")
+        short = {"window_size": interval} if isinstance(interval, int) and interval < 1000 else {}
+        return super().from_mapping({**short, **values})

@@ -4,12 +4,11 @@ Torch-free.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Self
 
-from engine.contract.errors import ConfigError
+from engine.contract.command_line import JsonSettings, bounded
 
 #: The connector to host memory and to folders.
 OFFLOADING_CONNECTOR = "OffloadingConnector"
@@ -40,12 +39,11 @@ PREEMPTION_MODES = ("recompute", "swap")
 EC_CONNECTOR = "ECConnector"
 EC_BOTH, EC_PRODUCER, EC_CONSUMER = "ec_both", "ec_producer", "ec_consumer"
 EC_ROLES = (EC_BOTH, EC_PRODUCER, EC_CONSUMER)
-_PARAM, _EC_PARAM = "kv_transfer_config", "ec_transfer_config"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class KVTransferConfig:
-    """Settings of a connector. Raises `ConfigError` for a value out of range.
+@dataclass(frozen=True, kw_only=True)
+class KVTransferConfig(JsonSettings):
+    """Settings of a connector.
 
     Attributes:
         kv_connector: class name; `OffloadingConnector`, `MultiConnector`, one of
@@ -57,11 +55,29 @@ class KVTransferConfig:
             computed; fail: it ends with an error.
     """
 
+    PARAM = "kv_transfer_config"
+
     kv_connector: str = OFFLOADING_CONNECTOR
-    kv_role: str = KV_BOTH
+    kv_role: str = bounded(KV_BOTH, choices=KV_ROLES)
     kv_connector_module_path: str | None = None
     kv_connector_extra_config: dict[str, Any] = field(default_factory=dict)
-    kv_load_failure_policy: str = "recompute"
+    kv_load_failure_policy: str = bounded("recompute", choices=LOAD_FAILURE_POLICIES)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.kv_connector == MULTI_CONNECTOR:
+            self._check_connectors()
+        elif self.kv_connector == OFFLOADING_CONNECTOR:
+            if self.kv_connector_extra_config:
+                raise self.error(
+                    f"{OFFLOADING_CONNECTOR} has no kv_connector_extra_config: use "
+                    "kv_offloading_size, kv_offloading_backend and swap_space."
+                )
+        elif not all(self.class_path):
+            raise self.error(
+                f"kv_connector={self.kv_connector!r} needs kv_connector_module_path, the module "
+                f"of its class. Of Quire are {OFFLOADING_CONNECTOR} and {MULTI_CONNECTOR}."
+            )
 
     @property
     def saves(self) -> bool:
@@ -80,48 +96,6 @@ class KVTransferConfig:
             return self.kv_connector_module_path, self.kv_connector
         return PACKAGED_CONNECTORS.get(self.kv_connector, ("", self.kv_connector))
 
-    @classmethod
-    def from_mapping(cls, values: Mapping[str, Any]) -> Self:
-        """Build from JSON. Raises `ConfigError`."""
-        names = {spec.name for spec in dataclasses.fields(cls)}
-        for name, value in values.items():
-            if name not in names:
-                raise ConfigError(f"{_PARAM} has no {name!r}: {sorted(names)}.", param=_PARAM)
-            if name == "kv_connector_extra_config":
-                if not isinstance(value, Mapping):
-                    raise ConfigError(f"{name} must be a JSON object; got {value!r}.", param=_PARAM)
-            elif not (isinstance(value, str) and value):
-                raise ConfigError(f"{name} must be a string; got {value!r}.", param=_PARAM)
-        config = cls(**values)
-        if config.kv_role not in KV_ROLES:
-            raise ConfigError(
-                f"kv_role must be one of {', '.join(KV_ROLES)}; got {config.kv_role!r}.",
-                param=_PARAM,
-            )
-        if config.kv_load_failure_policy not in LOAD_FAILURE_POLICIES:
-            raise ConfigError(
-                f"kv_load_failure_policy must be one of {', '.join(LOAD_FAILURE_POLICIES)}; "
-                f"got {config.kv_load_failure_policy!r}.",
-                param=_PARAM,
-            )
-        if config.kv_connector == MULTI_CONNECTOR:
-            config._check_connectors()
-            return config
-        if config.kv_connector == OFFLOADING_CONNECTOR:
-            if config.kv_connector_extra_config:
-                raise ConfigError(
-                    f"{OFFLOADING_CONNECTOR} has no kv_connector_extra_config: use "
-                    "kv_offloading_size, kv_offloading_backend and swap_space.",
-                    param=_PARAM,
-                )
-        elif not config.class_path[0]:
-            raise ConfigError(
-                f"kv_connector={config.kv_connector!r} needs kv_connector_module_path, the module "
-                f"of its class. Of Quire are {OFFLOADING_CONNECTOR} and {MULTI_CONNECTOR}.",
-                param=_PARAM,
-            )
-        return config
-
     @property
     def connectors(self) -> list[Self]:
         """Settings of a `MultiConnector`'s connectors, with its role."""
@@ -139,36 +113,35 @@ class KVTransferConfig:
             or not (isinstance(connectors, list) and connectors)
             or not all(isinstance(connector, Mapping) for connector in connectors)
         ):
-            raise ConfigError(
+            raise self.error(
                 f"{MULTI_CONNECTOR} needs a kv_connector_extra_config of connectors alone, a list "
-                f"of JSON objects as kv_transfer_config is one; got {values!r}.",
-                param=_PARAM,
+                f"of JSON objects as kv_transfer_config is one; got {values!r}."
             )
         names = [connector.kv_connector for connector in self.connectors]
         if MULTI_CONNECTOR in names or names.count(OFFLOADING_CONNECTOR) > 1:
-            raise ConfigError(
+            raise self.error(
                 f"{MULTI_CONNECTOR} can have one {OFFLOADING_CONNECTOR} and no {MULTI_CONNECTOR}; "
-                f"got {', '.join(names)}.",
-                param=_PARAM,
+                f"got {', '.join(names)}."
             )
         if any("kv_load_failure_policy" in connector for connector in connectors):
-            raise ConfigError(
-                f"kv_load_failure_policy is of a {MULTI_CONNECTOR}, not of its connectors.",
-                param=_PARAM,
+            raise self.error(
+                f"kv_load_failure_policy is of a {MULTI_CONNECTOR}, not of its connectors."
             )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ECTransferConfig:
-    """Settings of the connector for encoder outputs. Raises `ConfigError` for a value out of range.
+@dataclass(frozen=True, kw_only=True)
+class ECTransferConfig(JsonSettings):
+    """Settings of the connector for encoder outputs.
 
     Attributes:
         ec_connector: `ECConnector`, to the tiers of `kv_offloading_backend`.
         ec_role: ec_producer only saves outputs, ec_consumer only loads them, ec_both does both.
     """
 
-    ec_connector: str = EC_CONNECTOR
-    ec_role: str = EC_BOTH
+    PARAM = "ec_transfer_config"
+
+    ec_connector: str = bounded(EC_CONNECTOR, choices=(EC_CONNECTOR,))
+    ec_role: str = bounded(EC_BOTH, choices=EC_ROLES)
 
     @property
     def saves(self) -> bool:
@@ -179,19 +152,3 @@ class ECTransferConfig:
     def loads(self) -> bool:
         """Whether outputs are loaded."""
         return self.ec_role != EC_PRODUCER
-
-    @classmethod
-    def from_mapping(cls, values: Mapping[str, Any]) -> Self:
-        """Build from JSON. Raises `ConfigError`."""
-        choices = {"ec_connector": (EC_CONNECTOR,), "ec_role": EC_ROLES}
-        for name, value in values.items():
-            if name not in choices:
-                raise ConfigError(
-                    f"{_EC_PARAM} has no {name!r}: {sorted(choices)}.", param=_EC_PARAM
-                )
-            if value not in choices[name]:
-                raise ConfigError(
-                    f"{name} must be one of {', '.join(choices[name])}; got {value!r}.",
-                    param=_EC_PARAM,
-                )
-        return cls(**values)

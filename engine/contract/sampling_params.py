@@ -43,6 +43,11 @@ _FLAGS = (
     "flat_logprobs",
     "include_stop_str_in_output",
 )
+_OBJECTS = {
+    "structured_outputs": StructuredOutputsParams,
+    "thinking": ReasoningParams,
+    "repetition_detection": RepetitionDetectionParams,
+}
 
 
 def check_values(params: SamplingFields) -> None:
@@ -54,8 +59,10 @@ def check_values(params: SamplingFields) -> None:
     _check_token_lists(params)
     _check_processors(params)
     _check_extra_args(params.extra_args)
-    _check_structured_outputs(params)
-    _check_repetition_detection(params)
+    for name, kind in _OBJECTS.items():
+        value = getattr(params, name)
+        if value is not None and not isinstance(value, kind):
+            raise InvalidRequest(f"{name} must be a {kind.__name__}.", param=name)
     for name in _FLAGS:
         if not isinstance(getattr(params, name), bool):
             raise InvalidRequest(f"{name} must be true or false.", param=name)
@@ -246,29 +253,6 @@ def _check_extra_args(extra_args: Any) -> None:
                 f"{type(value).__name__}.",
                 param=name,
             )
-
-
-def _check_structured_outputs(params: SamplingFields) -> None:
-    structured_outputs = params.structured_outputs
-    if structured_outputs is not None and not isinstance(
-        structured_outputs, StructuredOutputsParams
-    ):
-        raise InvalidRequest(
-            "structured_outputs must be a StructuredOutputsParams.", param="structured_outputs"
-        )
-    if params.thinking is not None and not isinstance(params.thinking, ReasoningParams):
-        raise InvalidRequest("thinking must be a ThinkingParams.", param="thinking")
-
-
-def _check_repetition_detection(params: SamplingFields) -> None:
-    repetition_detection = params.repetition_detection
-    if repetition_detection is not None and not isinstance(
-        repetition_detection, RepetitionDetectionParams
-    ):
-        raise InvalidRequest(
-            "repetition_detection must be a RepetitionDetectionParams.",
-            param="repetition_detection",
-        )
 
 
 def _check_beams(params: SamplingFields) -> None:

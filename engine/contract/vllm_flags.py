@@ -356,12 +356,6 @@ def _attention_config(value: Any) -> dict[str, Any]:
     return {"attention_backend": str(value["backend"])} if value.get("backend") else {}
 
 
-_COMPILED = {
-    "cudagraph_mode": "cudagraph_mode",
-    "cudagraph_capture_sizes": "cudagraph_capture_sizes",
-}
-
-
 _NOT_COMPILED = {
     "splitting_ops": (
         "graphs are split at attention alone; cudagraph_mode says which batches have whole ones."
@@ -375,18 +369,12 @@ _NOT_COMPILED = {
 
 def _compilation_config(value: Any) -> dict[str, Any]:
     settings: dict[str, Any] = {}
-    for key, value_of_key in value.items():
-        if (
-            key in ("level", "mode")
-            and isinstance(value_of_key, int)
-            and not isinstance(value_of_key, bool)
-        ):
-            settings["optimization_level"] = value_of_key
-        elif key in _COMPILED:
-            settings[_COMPILED[key]] = (
-                value_of_key.name if isinstance(value_of_key, Enum) else value_of_key
-            )
-        elif value_of_key is not None:
+    for key, field in value.items():
+        if key in ("level", "mode") and isinstance(field, int) and not isinstance(field, bool):
+            settings["optimization_level"] = field
+        elif key in ("cudagraph_mode", "cudagraph_capture_sizes"):
+            settings[key] = field.name if isinstance(field, Enum) else field
+        elif field is not None:
             reason = _NOT_COMPILED.get(
                 key,
                 "models aren't compiled by torch; there are mode, cudagraph_mode and "
@@ -414,10 +402,6 @@ def _task(value: Any) -> dict[str, Any]:
     if value not in _TASKS:
         raise ConfigError(f"task must be one of {', '.join(_TASKS)}; got {value!r}.", param="task")
     return dict(_TASKS[value])
-
-
-def _kv_bytes(value: Any) -> dict[str, Any]:
-    return {"cpu_kvcache_space": value / 2**30}
 
 
 #: In the order of vLLM's manual.
@@ -544,7 +528,12 @@ _OF_THE_MANUAL: tuple[VllmFlag, ...] = (
         becomes=_compilation_config,
         short=("-cc",),
     ),
-    VllmFlag("kv_cache_memory_bytes", int, "`cpu_kvcache_space`", becomes=_kv_bytes),
+    VllmFlag(
+        "kv_cache_memory_bytes",
+        int,
+        "`cpu_kvcache_space`",
+        becomes=lambda value: {"cpu_kvcache_space": value / 2**30},
+    ),
     VllmFlag(
         "override_pooler_config",
         dict,

@@ -332,7 +332,7 @@ def test_blocks_that_a_replica_only_counts_are_neither_swapped_nor_limited_nor_s
         ({"ec_transfer_config": {"ec_role": "ec_both"}}, "needs a kv_offloading_size"),
         ({"kv_offloading_size": 1, "ec_transfer_config": {"ec_role": "kv_both"}}, "ec_role must"),
         ({"kv_offloading_size": 1, "ec_transfer_config": {"ec_connector": "X"}}, "ec_connector"),
-        ({"kv_offloading_size": 1, "ec_transfer_config": {"ec_ip": "::"}}, "has no 'ec_ip'"),
+        ({"kv_offloading_size": 1, "ec_transfer_config": {"ec_ip": "::"}}, "no ec_ip"),
     ],
 )
 def test_settings_of_encoders_outputs_that_cannot_work_are_refused(
