@@ -137,7 +137,6 @@ _LATER = {
 
 
 def __getattr__(name: str) -> Any:
-    """Load it now that it's asked for."""
     for module, names in _LATER.items():
         if name in names:
             return getattr(import_module(module), name)

@@ -204,7 +204,6 @@ def _tensorizer() -> Any:
 
 
 def _key(keyfile: str) -> bytes:
-    """Return the 32 bytes of a key file."""
     try:
         key = Path(keyfile).read_bytes()
     except OSError as error:

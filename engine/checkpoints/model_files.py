@@ -106,7 +106,6 @@ def apply_overrides(raw: dict[str, Any], config: EngineConfig) -> dict[str, Any]
 
 
 def _with_rope(raw: dict[str, Any], config: EngineConfig) -> dict[str, Any]:
-    """Return `raw` with `rope_scaling` and `rope_theta` applied."""
     rope_parameters = raw.get("rope_parameters") or {}
     nested = isinstance(rope_parameters.get(_FULL), dict)
     current = rope_parameters[_FULL] if nested else rope_parameters
@@ -141,7 +140,11 @@ def download(config: EngineConfig) -> Path:
     """Download the model that `config` names and return its folder. Raises `ModelLoadError`."""
     if uses_modelscope():
         report_load_phase(DOWNLOADING)
-        return _download_from_modelscope(config)
+        source = config.model, config.revision, config.download_dir
+        folder = download_from_modelscope(*source, file_patterns(config, ["model.safetensors"]))
+        patterns = file_patterns(config, [path.name for path in folder.iterdir()])
+        # PyTorch's weights only if there are no others.
+        return download_from_modelscope(*source, patterns) if TORCH_WEIGHTS in patterns else folder
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import (
         HfHubHTTPError,
@@ -172,15 +175,6 @@ def download(config: EngineConfig) -> Path:
         raise ModelLoadError(
             f"{config.model} is no folder here and couldn't be downloaded: {error}", param="model"
         ) from error
-
-
-def _download_from_modelscope(config: EngineConfig) -> Path:
-    """Download from ModelScope; PyTorch's weights only if there are no others."""
-    source = config.model, config.revision, config.download_dir
-    folder = download_from_modelscope(*source, file_patterns(config, ["model.safetensors"]))
-    files = [path.name for path in folder.iterdir()]
-    needed = file_patterns(config, files)
-    return download_from_modelscope(*source, needed) if TORCH_WEIGHTS in needed else folder
 
 
 def _bar(total: int) -> type[Any]:

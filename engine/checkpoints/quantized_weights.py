@@ -56,7 +56,6 @@ class QuantizedWeights(WeightReader):
         return self.matrix(name, (shape[0], shape[1])).floats(slice(None))
 
     def matrix(self, name: str, shape: tuple[int, int]) -> WeightSource:
-        """See `WeightReader.matrix`."""
         module = self._module(name)
         if module is None:
             self._refuse_packed(name)
@@ -89,11 +88,9 @@ class QuantizedWeights(WeightReader):
         return module if module in self._packed else None
 
     def numbers(self, name: str) -> Tensor | None:
-        """See `WeightReader.numbers`."""
         return self._inner.numbers(name)
 
     def tensors(self) -> Mapping[str, Tensor]:
-        """See `WeightReader.tensors`."""
         return self._inner.tensors()
 
     def is_packed(self, name: str) -> bool:
@@ -131,20 +128,16 @@ class QuantizedWeights(WeightReader):
         return self._inner.stored(name)
 
     def mark_used(self, names: Iterable[str]) -> None:
-        """See `WeightReader.mark_used`."""
         self._inner.mark_used(names)
 
     def release(self) -> None:
-        """See `WeightReader.release`."""
         self._inner.release()
         self._trim()
 
     def unused_names(self) -> list[str]:
-        """See `WeightReader.unused_names`."""
         return self._inner.unused_names()
 
     def close(self) -> None:
-        """See `WeightReader.close`."""
         self._packed.clear()
         self._inner.close()
         trim_heap()

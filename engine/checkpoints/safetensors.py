@@ -50,7 +50,6 @@ class PeriodicTrim:
         self._calls = 0
 
     def __call__(self) -> None:
-        """Count a piece that was read."""
         self._calls += 1
         if self._calls % self.EVERY == 0:
             trim_heap()
@@ -205,7 +204,6 @@ class WeightReader:
         return file.tensor(entry["at"], dtype, shape)
 
     def _missing_tensor_error(self, name: str) -> ModelLoadError:
-        """Return the error for a missing tensor, with a hint if its layer has quantized weights."""
         layer = name.removesuffix("weight")
         siblings = sorted(other for other in self._locations if other.startswith(layer))
         why = f"the checkpoint has no {name!r}"
@@ -342,7 +340,6 @@ def is_lfs_pointer(path: Path) -> bool:
 
 
 def _size(entry: Mapping[str, Any]) -> int:
-    """Return a tensor's size in bytes from its header."""
     first, last = entry["data_offsets"]
     return int(last) - int(first)
 
@@ -428,7 +425,6 @@ def has_safetensors(folder: Path) -> bool:
 
 
 def _other_format_hint(folder: Path) -> str:
-    """Return advice if a folder has weights in another format."""
     for pattern, load_format in _OTHER_FORMATS.items():
         for path in sorted(folder.glob(pattern)):
             return f" For {path.name} give --load-format {load_format}."

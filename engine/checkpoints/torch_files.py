@@ -52,7 +52,6 @@ class TensorWeights(WeightReader):
         return name in self._tensors
 
     def get(self, name: str, shape: tuple[int, ...]) -> Tensor:
-        """See `WeightReader.get`."""
         tensor = self._tensors.get(name)
         if tensor is None:
             raise ModelLoadError(f"{self.folder}: the checkpoint has no {name!r}.", param="model")
@@ -68,35 +67,28 @@ class TensorWeights(WeightReader):
         return tensor
 
     def numbers(self, name: str) -> Tensor | None:
-        """See `WeightReader.numbers`."""
         tensor = self._tensors.get(name)
         return None if tensor is None else self.get(name, tuple(tensor.shape)).float().clone()
 
     def tensors(self) -> Mapping[str, Tensor]:
-        """See `WeightReader.tensors`."""
         return self._tensors
 
     def names(self) -> Iterable[str]:
-        """See `WeightReader.names`."""
         return self._tensors.keys()
 
     def stored_shape(self, name: str) -> tuple[int, ...]:
-        """See `WeightReader.stored_shape`."""
         return tuple(self._tensors[name].shape)
 
     def stored_dtype(self, name: str) -> torch.dtype | None:
-        """See `WeightReader.stored_dtype`."""
         return self._tensors[name].dtype
 
     def stored(self, name: str) -> Tensor:
-        """See `WeightReader.stored`."""
         return self._tensors[name]
 
     def release(self) -> None:
         """Do nothing: there is nothing to release."""
 
     def unused_names(self) -> list[str]:
-        """See `WeightReader.unused_names`."""
         return self.drop_ignored(self._tensors.keys() - self._read)
 
     def close(self) -> None:

@@ -91,7 +91,6 @@ def validate_field(spec: dataclasses.Field[Any], value: Any) -> Any:
 
 
 def _check_numbers(name: str, values: list[Any], low: int, high: int) -> None:
-    """Raise `ConfigError` unless this is a non-empty list of integers in [low, high]."""
     for value in values or [None]:
         is_int = isinstance(value, int) and not isinstance(value, bool)
         if not is_int or not low <= value <= high:
@@ -101,7 +100,6 @@ def _check_numbers(name: str, values: list[Any], low: int, high: int) -> None:
 
 
 def _check_classes(name: str, values: list[Any]) -> None:
-    """Raise `ConfigError` unless these are classes or "module:Class" strings."""
     for value in values:
         if not isinstance(value, type) and not (isinstance(value, str) and ":" in value):
             raise ConfigError(
@@ -118,7 +116,6 @@ def base_type(annotation: str) -> type:
 
 
 def _json_object(text: str) -> dict[str, Any]:
-    """Parse a flag's value as a JSON object."""
     try:
         value = json.loads(text)
     except ValueError as error:
@@ -153,7 +150,6 @@ def add_flag(group: argparse._ArgumentGroup, spec: dataclasses.Field[Any]) -> No
 
 
 def _value_options(spec: dataclasses.Field[Any], kind: type) -> dict[str, Any]:
-    """Return the argparse options of a flag with one value."""
     choices = spec.metadata.get("choices")
     if kind is not str:
         parse: Callable[[str], Any] = human_readable_int if kind is int else kind

@@ -116,7 +116,6 @@ def _bound_numbers(node: dict[str, Any]) -> None:
 
 
 def _integers(value: Any) -> Iterator[int]:
-    """Every integer inside a JSON value."""
     stack = [value]
     while stack:
         item = stack.pop()
@@ -221,7 +220,6 @@ def _parts(root: Any, node: dict[str, Any]) -> list[Any]:
 
 
 def _options(node: Any) -> list[Any]:
-    """The schemas of a schema's unions."""
     lists = [node.get(key) for key in _UNIONS] if isinstance(node, dict) else []
     options = [option for options in lists if isinstance(options, list) for option in options]
     return [option for option in options if not isinstance(option, bool)]

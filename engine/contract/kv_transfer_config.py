@@ -105,7 +105,6 @@ class KVTransferConfig(JsonSettings):
         ]
 
     def _check_connectors(self) -> None:
-        """Raise `ConfigError` for connectors that a `MultiConnector` can't use."""
         values = self.kv_connector_extra_config
         connectors = values.get("connectors")
         if (

@@ -250,7 +250,6 @@ class LoRARequest:
     load_inplace: bool = False
 
     def __post_init__(self) -> None:
-        """Raise `InvalidRequest` for an invalid field."""
         for name in ("lora_name", "lora_path"):
             value = getattr(self, name)
             if not isinstance(value, str | Path) or not str(value):

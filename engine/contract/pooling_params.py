@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Collection, Sequence
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 import msgspec
 import numpy as np
@@ -167,7 +167,11 @@ class PoolingParams(msgspec.Struct, omit_defaults=True, kw_only=True):
                 )
         for name in ("second_segment", "align_from", "num_states"):
             checks.check_int(name, getattr(self, name), 0)
-        _boolean("use_activation", self.use_activation)
+        if not isinstance(self.use_activation, bool | None):
+            shown = checks.format_value(self.use_activation)
+            raise InvalidRequest(
+                f"use_activation must be a boolean, got {shown}.", param="use_activation"
+            )
 
     @property
     def by_token(self) -> bool:
@@ -234,10 +238,3 @@ def check_length(num_tokens: int, max_model_len: int) -> None:
 def default_task(tasks: Sequence[str]) -> str:
     """The default task of `encode` and /pooling: the model's main one."""
     return tasks[0] if tasks and tasks[0] in TASKS else TASKS[0]
-
-
-def _boolean(name: str, value: Any) -> None:
-    if value is not None and not isinstance(value, bool):
-        raise InvalidRequest(
-            f"{name} must be a boolean, got {checks.format_value(value)}.", param=name
-        )

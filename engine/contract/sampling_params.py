@@ -54,10 +54,19 @@ def check_values(params: SamplingFields) -> None:
     """Raise `InvalidRequest` for values, or combinations of values, that no model supports."""
     _check_counts(params)
     _check_numbers(params)
-    _check_stops(params)
+    _check_strings(params, "stop", MAX_STOP)
+    _check_strings(params, "bad_words", MAX_BAD_WORDS)
+    if params.stop and not params.detokenize:
+        raise InvalidRequest("stop strings need detokenize=True.", param="stop")
     _check_output_kind(params)
     _check_token_lists(params)
-    _check_processors(params)
+    functions = params.logits_processors
+    if functions is not None and not (
+        isinstance(functions, list) and all(map(callable, functions))
+    ):
+        raise InvalidRequest(
+            "logits_processors must be a list of functions.", param="logits_processors"
+        )
     _check_extra_args(params.extra_args)
     for name, kind in _OBJECTS.items():
         value = getattr(params, name)
@@ -126,13 +135,6 @@ def _check_numbers(params: SamplingFields) -> None:
     check_number("temperature", params.temperature, 0.0, 100.0)
     check_number("top_p", params.top_p, 0.0, 1.0, low_open=True)
     check_number("min_p", params.min_p, 0.0, 1.0)
-
-
-def _check_stops(params: SamplingFields) -> None:
-    _check_strings(params, "stop", MAX_STOP)
-    _check_strings(params, "bad_words", MAX_BAD_WORDS)
-    if params.stop and not params.detokenize:
-        raise InvalidRequest("stop strings need detokenize=True.", param="stop")
 
 
 def _check_output_kind(params: SamplingFields) -> None:
@@ -216,16 +218,6 @@ def _check_logit_bias(biases: Any) -> None:
     for token, bias in biases.items():
         check_int("logit_bias", token, 0)
         check_number("logit_bias", bias, -100.0, 100.0)
-
-
-def _check_processors(params: SamplingFields) -> None:
-    functions = params.logits_processors
-    if functions is None:
-        return
-    if not isinstance(functions, list) or not all(map(callable, functions)):
-        raise InvalidRequest(
-            "logits_processors must be a list of functions.", param="logits_processors"
-        )
 
 
 def _check_extra_args(extra_args: Any) -> None:

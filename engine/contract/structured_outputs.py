@@ -77,9 +77,6 @@ class StructuredOutputsParams(msgspec.Struct, omit_defaults=True, forbid_unknown
                     f"{name} must be true or false.", param=f"structured_outputs.{name}"
                 )
         self._check_whitespace()
-        self._check_source()
-
-    def _check_source(self) -> None:
         if self.json is not None:
             check_schema("structured_outputs.json", self.json)
         elif self.choice is not None:

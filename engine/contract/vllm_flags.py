@@ -44,7 +44,10 @@ class VllmFlag:
             )
         if self.becomes is not None:
             return self.becomes(value)
-        if self.takes is None or any(_same(value, allowed) for allowed in self.takes):
+        if self.takes is None or any(
+            value == allowed and isinstance(value, bool) == isinstance(allowed, bool)
+            for allowed in self.takes
+        ):
             return {}
         raise ConfigError(f"{self.name}={value!r} can't be used: {self.reason}", param=self.name)
 
@@ -72,12 +75,6 @@ class VllmFlag:
         if neutral:
             return f"accepted as {' or '.join(map(str, neutral))}"
         return "refused"
-
-
-def _same(value: Any, allowed: Any) -> bool:
-    if isinstance(value, bool) or isinstance(allowed, bool):
-        return value is allowed
-    return bool(value == allowed)
 
 
 def ignored(names: str, kind: Kind, reason: str, **more: Any) -> list[VllmFlag]:
@@ -165,7 +162,6 @@ _READING = "weights are mapped from their files, in threads of their own."
 
 
 def _as(name: str, kind: Kind, ours: str, **more: Any) -> VllmFlag:
-    """Another name for a setting of ours."""
     return VllmFlag(name, kind, f"`{ours}`", becomes=lambda value: {ours: value}, **more)
 
 

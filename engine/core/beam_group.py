@@ -85,7 +85,6 @@ class BeamGroup:
         return self.search.done
 
     def _apply_steps(self, moves: list[BeamStep], scheduler: Scheduler) -> None:
-        """Assign a sequence to each new beam."""
         old, self._live = self._live, []
         parents = {move.parent for move in moves}
         free = [
@@ -99,7 +98,9 @@ class BeamGroup:
                 parents.remove(parent)
                 stays.append((sequence, token_id))
             else:
-                sequence = self._fork_beam(old[parent], free.pop(), token_id)
+                sequence = free.pop()
+                sequence.token_ids = [*old[parent].token_ids, token_id]
+                sequence.block_hashes = old[parent].block_hashes.copy()
                 forks.append(sequence)
             self._live.append(sequence)
         # Only now: forks are made from their parents' previous tokens.
@@ -110,13 +111,6 @@ class BeamGroup:
         for sequence in free:
             scheduler.park_beam(sequence)
         self._spare = free
-
-    @staticmethod
-    def _fork_beam(parent: Sequence, child: Sequence, token_id: int) -> Sequence:
-        """Give `child` the parent's tokens and one more."""
-        child.token_ids = [*parent.token_ids, token_id]
-        child.block_hashes = parent.block_hashes.copy()
-        return child
 
     def deltas(self) -> list[TokenDelta]:
         """The outputs, best first, as one delta each."""

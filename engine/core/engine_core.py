@@ -316,7 +316,6 @@ class EngineCore:
         return self.facts.encoder_length
 
     def _queue(self, request: Request) -> None:
-        """Add a request's sequences to the scheduler."""
         for sequence in request.sequences:
             if request.is_beam_search and sequence.index > 0:
                 self.scheduler.add_parked_beam(sequence)
@@ -450,7 +449,6 @@ class EngineCore:
         return deltas
 
     def _is_idle(self) -> bool:
-        """Whether there is nothing to run."""
         return not (self.scheduler.has_work or self._steps_in_flight)
 
     def _recover(self, step: StepInFlight, error: Exception) -> list[TokenDelta]:
@@ -531,7 +529,6 @@ class EngineCore:
         return self.scheduler.encoder_cache.drop_unused()
 
     def _publish_events(self) -> None:
-        """Publish the changes of the prefix cache."""
         events = self.scheduler.kv.events
         if self._event_publisher is not None and events is not None:
             self._event_publisher.publish(events.pop_events())

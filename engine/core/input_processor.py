@@ -189,7 +189,10 @@ class InputProcessor:
                 param="max_tokens",
             )
         self._check_resumption(message)
-        self._check_token_cap(message)
+        remaining, sampling = _remaining_tokens(message), message.sampling
+        num_beams = sampling.beam_width if sampling.use_beam_search else 1
+        if remaining is not None and remaining < num_beams:
+            raise BudgetExhausted("No tokens are left for this request.")
         _check_tenant(message)
         self._check_pool(message, len(prompt))
 
@@ -203,7 +206,6 @@ class InputProcessor:
             message.sampling.check_tokens(vocab_size)
 
     def _ask_processors(self, params: SamplingParams) -> None:
-        """Have the engine's logits processors validate a request."""
         for kind in self._processors:
             try:
                 kind.validate_params(params)
@@ -230,14 +232,6 @@ class InputProcessor:
                     f"Output {index} has all of its {budget} tokens already.",
                     param="resume_token_ids",
                 )
-
-    def _check_token_cap(self, message: EngineRequest) -> None:
-        """Check that the server's cap leaves a token for an output, or for each beam."""
-        remaining, params = _remaining_tokens(message), message.sampling
-        if remaining is not None and remaining < (
-            params.beam_width if params.use_beam_search else 1
-        ):
-            raise BudgetExhausted("No tokens are left for this request.")
 
     def _check_pool(self, message: EngineRequest, num_prompt_tokens: int) -> None:
         """Refuse a request that can never fit into the pool; the error states both numbers."""
@@ -329,7 +323,6 @@ class InputProcessor:
         check_positions(len(message.prompt_token_ids), message.media, limit)
 
     def _check_vectors(self, item: MediaItem, embeds: np.ndarray) -> None:
-        """Raise `InvalidRequest` unless these can replace the vectors of an item."""
         name = f"{item.kind}_embeds"
         if not self._config.enable_prompt_embeds:
             raise InvalidRequest(f"{name} need enable_prompt_embeds.", param=name)
@@ -403,7 +396,6 @@ class InputProcessor:
         return request
 
     def _make_beams(self, request: BeamRequest) -> None:
-        """Group the request's sequences as the beams of one search."""
         params, longest = request.message.sampling, request.sequences[0].max_output_tokens
         max_tokens = longest
         if request.remaining_tokens is not None:
@@ -435,20 +427,16 @@ class InputProcessor:
             # An odd factor: no two outputs of a request share a seed.
             seed=(seed + 0x9E3779B97F4A7C15 * index) % 2**64,
             block_hashes=BlockHashes(namespace_key(*message.cache_scope), content),
-            counts_placeholders=self._counts_placeholders(message),
+            # Not in beam searches: the next token isn't simply the sampled one.
+            counts_placeholders=self._has_steps_in_flight
+            and not params.use_beam_search
+            and message.pooling is None,
             isolated=message.isolated,
         )
         if params.prompt_logprobs is not None and index == 0:
             sequence.prompt_logprobs = [None]
         self._next_seq_id += 1
         return sequence
-
-    def _counts_placeholders(self, message: EngineRequest) -> bool:
-        """Whether tokens in flight count as placeholders: not for beam search, where the next token
-        isn't simply the sampled one, nor for pooling.
-        """
-        beams = message.sampling.use_beam_search
-        return self._has_steps_in_flight and not beams and message.pooling is None
 
     def _seed(self, message: EngineRequest) -> int:
         """The request's seed; by default derived from its id, so that all replicas use the same."""

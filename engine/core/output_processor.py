@@ -301,7 +301,6 @@ class OutputProcessor:
         return deltas
 
     def _finish_beam_search(self, beams: BeamGroup) -> list[TokenDelta]:
-        """End the beams of a completed search."""
         deltas = beams.deltas()
         now = time.time()
         for index, sequence in enumerate(beams.request.sequences):

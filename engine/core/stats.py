@@ -67,7 +67,6 @@ def make_request_spans(config: EngineConfig) -> RequestSpans | None:
 
 
 def _request_attributes(message: EngineRequest, model: str) -> dict[str, Any]:
-    """Attributes of the request's parameters."""
     params = message.sampling
     attributes = {
         "gen_ai.operation.name": "text_completion" if message.pooling is None else "embeddings",

@@ -161,7 +161,9 @@ def warm_up(core: EngineCore) -> None:
     core.use_kv_connector(None)
     for temperature in (0.0, 1.0):
         run_warmup_request(core, prompt, output, temperature)
-    if _sets_share(core):
+    reads_text = core.facts.pooling is None and not core.facts.encoder_length
+    is_set = core.config.prefill_tokens_beside_decodes is not None
+    if reads_text and core.executor.measures_prefill_pace and not is_set:
         seconds = _seconds_per_token(core, max_tokens - 1)
         core.scheduler.limits.share = PrefillLimits(1, SATURATION_DECODES, _MIN_STEP_TOKENS)
         per_read = _seconds_per_context_token(core, max_tokens - 1, seconds)
@@ -176,13 +178,6 @@ def warm_up(core: EngineCore) -> None:
     core.reset_stats()
     core.use_kv_connector(connector)
     core.executor.on_serving()
-
-
-def _sets_share(core: EngineCore) -> bool:
-    """Whether prompts beside decodes are limited by time."""
-    is_set = core.config.prefill_tokens_beside_decodes is not None
-    reads_text = core.facts.pooling is None and not core.facts.encoder_length
-    return not is_set and core.executor.measures_prefill_pace and reads_text
 
 
 def _seconds_per_token(core: EngineCore, max_tokens: int) -> float:
@@ -207,7 +202,6 @@ def _seconds_per_context_token(core: EngineCore, max_tokens: int, per_token: flo
 
 
 def _prompt_seconds(core: EngineCore, tokens: int) -> float:
-    """Seconds of a prompt of `num_tokens` in a step of its own."""
     core.reset_prefix_cache()
     started = time.perf_counter()
     run_warmup_request(core, tokens, 1, 0.0)

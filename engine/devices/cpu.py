@@ -61,7 +61,6 @@ class CpuDevice(Device):
         return ""
 
     def make_kernels(self) -> KernelSet:
-        """See `Device`."""
         return kernels_on(self.name, self.config)
 
     @property
@@ -70,14 +69,12 @@ class CpuDevice(Device):
         return torch.backends.cpu.get_cpu_capability(), super().arithmetic[1]
 
     def num_blocks(self, need: CacheRequirements) -> int:
-        """See `Device`."""
         min_blocks = len(need.layout.groups)
         return num_cpu_blocks(
             self.config, need.bytes_per_token, need.blocks_per_sequence, min_blocks
         )
 
     def max_states(self, state_bytes: int) -> int:
-        """See `Device`."""
         return max_states(state_bytes)
 
     def max_checkpoints(self, state_bytes: int) -> int:
@@ -95,13 +92,11 @@ class CpuDevice(Device):
             weakref.finalize(self, self._pages.close, wait_s=0.0)
 
     def on_cache_released(self) -> None:
-        """See `Device`."""
         if self._pages is not None:
             self._pages.close()
             self._pages = None
 
     def note_step(self, plan: StepPlan) -> None:
-        """See `Device`."""
         if self._pages is not None:
             self._pages.record_blocks(plan)
 
@@ -111,7 +106,6 @@ class CpuDevice(Device):
         self._threads.use(self.kernels, torch_too=not on_kernels)
 
     def make_runner(self, parts: RunnerInputs) -> Runner:
-        """See `Device`."""
         loaded, batch = parts.loaded, parts.batch
         _keep_freed_memory()
         if loaded.pooler is not None:
@@ -135,7 +129,6 @@ class CpuDevice(Device):
         return CompiledStepRunner(step, batch, sampler, model.spec.vocab_size, parts.masks, hidden)
 
     def close(self) -> None:
-        """See `Device`."""
         self.on_cache_released()
 
 

@@ -114,14 +114,12 @@ class CudaDevice(Device):
 
     @classmethod
     def unavailable_reason(cls) -> str:
-        """See `Device`."""
         if torch.version.hip is not None:
             return "this torch was built for ROCm: name the device rocm."
         return "" if torch.cuda.is_available() else "torch sees no CUDA device."
 
     @property
     def arithmetic(self) -> tuple[str, str]:
-        """See `Device`."""
         return torch.cuda.get_device_name(), super().arithmetic[1]
 
     def make_kernels(self) -> KernelSet:
@@ -155,7 +153,6 @@ class CudaDevice(Device):
             )
 
     def prepare_adapters(self, loaded: LoadedModel) -> str:
-        """See `Device`."""
         return self._adapters.prepare(
             loaded.model, self.kernels.name, lambda: AcceleratorMeter(self.torch_device).device()[1]
         )
@@ -166,7 +163,6 @@ class CudaDevice(Device):
 
     @property
     def max_adapters(self) -> int:
-        """See `Device`."""
         return self._adapters.max_adapters
 
     @property
@@ -212,11 +208,9 @@ class CudaDevice(Device):
         return max(0, remaining) // _STATES_PART
 
     def max_states(self, state_bytes: int) -> int:
-        """See `Device`."""
         return max(1, self._state_space // 2 // state_bytes)
 
     def max_checkpoints(self, state_bytes: int) -> int:
-        """See `Device`."""
         if not (self.config.enable_prefix_caching or self.config.speculative_config):
             return 0
         return self._state_space // 2 // state_bytes
@@ -254,11 +248,9 @@ class CudaDevice(Device):
         return HostCopy(tensors, self.torch_device, _pin)
 
     def synchronize(self) -> None:
-        """See `Device`."""
         torch.accelerator.synchronize(self.torch_device)
 
     def release_memory(self) -> None:
-        """See `Device`."""
         super().release_memory()
         self.synchronize()
         torch.accelerator.empty_cache()
@@ -268,7 +260,6 @@ class CudaDevice(Device):
         self.release_memory()
 
     def make_runner(self, parts: RunnerInputs) -> Runner:
-        """See `Device`."""
         loaded, batch, device = parts.loaded, parts.batch, self.torch_device
         if loaded.pooler is not None:
             slots = self._adapters.slots

@@ -55,7 +55,6 @@ def _reachable(item: Any) -> list[Any]:
 
 
 def _fields(item: Any) -> list[Any]:
-    """The values of an object's attributes, in its dictionary and in slots."""
     values = list(getattr(item, "__dict__", {}).values())
     for kind in type(item).__mro__:
         slots = kind.__dict__.get("__slots__", ())

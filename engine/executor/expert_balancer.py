@@ -32,7 +32,6 @@ class ExpertBalancer:
         return cast(NativeDecoder, self._loaded.model)
 
     def _layers(self) -> list[tuple[int, MixtureOfExperts]]:
-        """The layers with experts, and their indices."""
         return [
             (index, weights.experts)
             for index, weights in enumerate(self._model.weights)

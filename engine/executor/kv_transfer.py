@@ -140,7 +140,6 @@ def make_kv_transfer(config: EngineConfig, worker: Worker) -> KVTransfer | None:
 def _make_connector(
     settings: KVTransferConfig, config: EngineConfig, worker: Worker
 ) -> KVConnectorBase:
-    """Create a connector. Raises `ConfigError`."""
     if settings.kv_connector == OFFLOADING_CONNECTOR:
         return _make_offloading_connector(settings, config, worker)
     return _load_connector(settings, worker)
@@ -149,7 +148,6 @@ def _make_connector(
 def _make_offloading_connector(
     settings: KVTransferConfig, config: EngineConfig, worker: Worker
 ) -> OffloadingConnector:
-    """Create the connector to the tiers. Raises `ConfigError`."""
     offloads, swaps = config.kv_offloading_size > 0, config.swaps and not config.only_encodes
     if not (offloads or swaps):
         raise ConfigError(

@@ -263,7 +263,6 @@ class Worker:
         self.capacity = capacity
 
     def _layout(self) -> KVCacheConfig:
-        """The model's KV cache groups."""
         spec = self.loaded.spec
         hybrid = not self._config.disable_hybrid_kv_cache_manager
         windows, layers = spec.sliding_windows, spec.num_layers
@@ -380,10 +379,6 @@ class Worker:
             self.device.on_cache_allocated(self.loaded)
         self._runner = self._make_runner(batch)
         self.drafts.allocate_cache()
-        self._connect_kv_cache()
-
-    def _connect_kv_cache(self) -> None:
-        """Create the KV connector that the settings ask for, or give it the new cache."""
         if self.kv_transfer is None:
             self.kv_transfer = make_kv_transfer(self._config, self)
         if self.kv_transfer is not None:

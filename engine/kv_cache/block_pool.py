@@ -336,7 +336,9 @@ class BlockPool:
                 raise RuntimeError(f"{block} is in {count} block tables.")
             if (block.block_id in free) != (block.ref_count == 0):
                 raise RuntimeError(f"{block} is free and used at once, or neither.")
-            if block.block_hash is not None and not self._holds(block):
+            alike = self._cached.get(block.block_hash or b"")
+            holds = block.block_id in alike if isinstance(alike, dict) else alike is block
+            if block.block_hash is not None and not holds:
                 raise RuntimeError(f"{block} is cached, but its hash does not lead to it.")
         self._check_quotas(uses)
         entries = sum(len(v) if isinstance(v, dict) else 1 for v in self._cached.values())
@@ -364,8 +366,3 @@ class BlockPool:
         for quota in self.quotas:
             if quota.used != charged[quota.name]:
                 raise RuntimeError(f"{quota} uses {charged[quota.name]} blocks.")
-
-    def _holds(self, block: Block) -> bool:
-        """Whether looking up the block's hash returns this block."""
-        cached = self._cached.get(block.block_hash or b"")
-        return block.block_id in cached if isinstance(cached, dict) else cached is block

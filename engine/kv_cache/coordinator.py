@@ -162,7 +162,6 @@ class KVCacheCoordinator(ABC):
         return CachedPrefix(0, tables + states, num_states=self._num_states(sequence))
 
     def _num_states(self, sequence: CacheableSequence) -> int:
-        """Number of encoder states that a sequence attends to."""
         return sequence.num_encoder_states if self._cross else 0
 
     @abstractmethod

@@ -52,21 +52,15 @@ def longest_common_hit(types: list[HitRequirement], max_blocks: int, cached: IsC
             if kind.num_required_blocks is not None:
                 hit = _last_window_hit(kind, kind.num_required_blocks, hit, cached)
             elif hit == max_blocks:
-                hit = _first_missing_block(kind, hit, cached)
+                suffixes = kind.suffixes
+                missing = (i for i in range(hit) if not all(cached(i, one) for one in suffixes))
+                hit = next(missing, hit)
         if (
             hit == previous_hit
             or len(types) < 2
             or (len(types) == 2 and types[0].num_required_blocks is None)
         ):
             return hit
-
-
-def _first_missing_block(kind: HitRequirement, max_blocks: int, cached: IsCached) -> int:
-    """Number of first blocks that are cached."""
-    for index in range(max_blocks):
-        if not all(cached(index, suffix) for suffix in kind.suffixes):
-            return index
-    return max_blocks
 
 
 def _last_window_hit(kind: HitRequirement, reach: int, max_blocks: int, cached: IsCached) -> int:

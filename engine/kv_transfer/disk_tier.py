@@ -364,7 +364,6 @@ def _lock(descriptor: int) -> bool:
 
 
 def _write_all(descriptor: int, data: bytes, offset: int) -> None:
-    """Write all of the bytes at an offset."""
     view = memoryview(data)
     while view:
         written = os.pwrite(descriptor, view, offset)

@@ -97,7 +97,6 @@ class HostTier:
                 self._end_lease(key)
 
     def _end_leases(self, now: float) -> None:
-        """End expired leases."""
         while self._leases:
             key, end = next(iter(self._leases.items()))
             if end > now:
@@ -187,5 +186,4 @@ class HostTier:
                 del self._keys[tenant], self._tenant_bytes[tenant]
 
     def _seed_of(self, key: bytes) -> int:
-        """Seed of a block's checksum."""
         return self._seed ^ int.from_bytes(key[:8], "little")

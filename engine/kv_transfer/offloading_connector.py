@@ -420,7 +420,6 @@ class OffloadingConnector(KVConnectorBase):
 
     @property
     def _tier_name(self) -> str:
-        """Name of the tier to which filled blocks are saved."""
         return self.host.name if self.storage is None else self.storage.tier.name
 
     @property

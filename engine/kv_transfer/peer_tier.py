@@ -249,7 +249,6 @@ def _receive(peer: socket.socket, num_bytes: int) -> bytes:
 
 
 def _receive_keys(peer: socket.socket) -> list[bytes]:
-    """The keys that a peer asks for. Raises `OSError`."""
     prefix = _receive(peer, _COUNT.size)
     count = _COUNT.unpack(prefix)[0] if len(prefix) == _COUNT.size else 0
     if count > MAX_KEYS:

@@ -163,7 +163,6 @@ class S3Store(RemoteStore):
             return body
 
     def _list(self) -> Iterator[_Listed]:
-        """All records."""
         pages = self._client.get_paginator("list_objects_v2")
         for page in pages.paginate(Bucket=self._bucket, Prefix=self._prefix):
             for entry in page.get("Contents", ()):

@@ -268,7 +268,8 @@ class AdapterManager:
         except Exception as error:  # fails the requests of this adapter only
             log.warning("The adapter %s can't be loaded: %s", digest[:12], error)
             del self._entries[digest]
-            return self._reject(digest, _as_refusal(error))
+            refusal = InvalidRequest(f"The adapter can't be loaded: {error!r}.", param="model")
+            return self._reject(digest, error if isinstance(error, QuireError) else refusal)
         entry.loading, entry.rank, entry.num_bytes = None, facts.rank, facts.num_bytes
         entry.vocab_size, entry.load_seconds = facts.vocab_size, facts.load_seconds
         entry.changes_encoder = facts.changes_encoder
@@ -538,16 +539,8 @@ class AdapterManager:
 
 
 def _file_bytes(ref: AdapterRef) -> int:
-    """Return the size of an adapter's file, or of its reference if the file is missing."""
     path = Path(ref.path)
     try:
         return (path if path.is_file() else weights_file(path)).stat().st_size
     except OSError:
         return ref.num_bytes
-
-
-def _as_refusal(error: BaseException | None) -> QuireError:
-    """Return the error of a request whose adapter failed to load."""
-    if isinstance(error, QuireError):
-        return error
-    return InvalidRequest(f"The adapter can't be loaded: {error!r}.", param="model")

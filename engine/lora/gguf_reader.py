@@ -196,13 +196,9 @@ def _pair(target: _Target | None, parts: dict[str, TensorInfo], max_rank: int | 
 
 def _read(file: MappedFile, info: TensorInfo) -> Tensor:
     """Return a copy with a float dtype."""
-    shape = (info.nbytes // _row_bytes(info), info.shape[-1])
+    block, columns = types.BLOCKS[info.kind], info.shape[-1]
+    shape = (info.nbytes // (columns // block.values * block.nbytes), columns)
     values = GGUFMatrix(file, info, shape, None).floats(slice(None)).clone().view(info.shape)
     if not bool(values.sum(dtype=torch.float64).isfinite()):
         raise _refused(info.name, "holds NaN or infinity")
     return values
-
-
-def _row_bytes(info: TensorInfo) -> int:
-    block = types.BLOCKS[info.kind]
-    return info.shape[-1] // block.values * block.nbytes

@@ -21,7 +21,6 @@ class LMHeadWithAddedTokens(LinearLayer):
         self.nbytes = first.nbytes + (0 if more is None else more.nbytes)
 
     def __call__(self, x: Tensor, out: Tensor | None = None) -> Tensor:
-        """See `LinearLayer.__call__`."""
         parts = [self._first(x)]
         if self._more is not None:
             parts.append(self._more(x))
@@ -31,7 +30,6 @@ class LMHeadWithAddedTokens(LinearLayer):
         return logits if out is None else out.copy_(logits)
 
     def rows(self, ids: Tensor) -> Tensor:
-        """See `LinearLayer.rows`."""
         count = self._first.out_features
         if self._more is None or not bool((ids >= count).any()):
             return self._first.rows(ids)

@@ -76,7 +76,6 @@ class TransformersModules(TargetModules):
         return name if is_target else None
 
     def find_target(self, name: str) -> TargetSlice | None:
-        """See `TargetModules.find_target`."""
         return self._targets.get(name)
 
     def dense(self, name: str) -> tuple[int, int] | None:
@@ -84,7 +83,6 @@ class TransformersModules(TargetModules):
         return None
 
     def is_unused(self, name: str) -> bool:
-        """See `TargetModules.is_unused`."""
         return False
 
     def stack(self, name: str) -> None:
@@ -101,7 +99,6 @@ def modules_of(model: AdaptableModel, heads: ClassifierHeadFactory | None = None
 
 
 def _name(slot: str) -> str:
-    """Return the name of the module in this slot."""
     return slot.replace("/", ".")
 
 
@@ -139,7 +136,10 @@ def pack_adapter(
     layers = [dict(packer.layer(index)) for index in range(packer.num_layers)]
     embedding, head = packer.embedding(), packer.head()
     table = model.lora_table([*layers, packer.ends] if model.lora_slots else layers)
-    if shard is not None and (table is None or _has_whole_layers(model)):
+    spec = model.spec
+    # Each rank computes all heads of layers with states or latents.
+    whole = isinstance(spec, DecoderSpec) and not (spec.states is None and spec.latents is None)
+    if shard is not None and (table is None or whole):
         raise _shard_error(shard, f"of {model.spec.architecture}")
     return AdapterWeights(
         digest=adapter.digest,
@@ -166,13 +166,6 @@ def _shard_of(model: AdaptableModel) -> ModelShard | None:
     return model.shard if isinstance(model, NativeDecoder) else None
 
 
-def _has_whole_layers(model: AdaptableModel) -> bool:
-    """Whether each rank computes all heads, of layers with states or of latents."""
-    return isinstance(model, NativeDecoder) and (
-        model.spec.states is not None or model.spec.latents is not None
-    )
-
-
 def _full_spec(model: AdaptableModel) -> Any:
     """Return the complete model's spec, of which this rank may have a part."""
     return model.full_spec if isinstance(model, NativeDecoder) else model.spec
@@ -197,7 +190,6 @@ def _shard_error(shard: ModelShard, what: str) -> InvalidRequest:
 
 
 def _has_head_bias(model: NativeDecoder | TransformersModel) -> bool:
-    """Whether the output layer has a bias."""
     if isinstance(model, NativeDecoder):
         return model.spec.lm_head_bias
     return model.adapted.output in model.adapted.biased

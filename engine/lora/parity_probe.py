@@ -241,7 +241,6 @@ def _bias(module: Any, delta: LoRALayer | None) -> Tensor | None:
 
 
 def _put(model: TransformersModel, module: Any, weight: Tensor, bias: Tensor | None) -> None:
-    """Make a module compute with another weight."""
     if hasattr(module, "layer"):
         module.layer = model.ops.PackedLinear(weight.contiguous(), bias)
     else:  # a Conv1D, whose weight is transposed

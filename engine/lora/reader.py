@@ -94,7 +94,10 @@ def read_adapter(folder: Path, modules: TargetModules, max_rank: int | None = No
         for name, key in keys.items():
             _delta(adapter, key, modules).scale = config.scale_of(_peft_name(name))
         _add_tokens(adapter, vocabulary)
-        _tie(adapter, modules)
+        # Replaced rows apply to a tied output layer too, unlike replaced tables.
+        if modules.tied and modules.head and "embedding" in adapter.tokens:
+            adapter.tokens.setdefault("head", adapter.tokens["embedding"])
+            adapter.head = adapter.head or LoRALayer()
         for a, b, pair in pairs:
             adapter.modules |= pair.deltas(tensors.read(a), tensors.read(b))
         adapter.classifier = {part: tensors.read(name) for name, part in classifier.items()}
@@ -296,7 +299,6 @@ def _classifier_part(name: str, entry: Any, modules: TargetModules) -> str | Non
 
 
 def _delta(adapter: LoRAAdapter, key: Key, modules: TargetModules) -> LoRALayer:
-    """Return the adapter's entry of a module, created if necessary."""
     if key.module == modules.embedding:
         adapter.embedding = adapter.embedding or LoRALayer()
         return adapter.embedding
@@ -344,10 +346,3 @@ def _add_tokens(adapter: LoRAAdapter, vocabulary: AdapterVocabulary) -> None:
         inputs.a = pad(inputs.a, (0, vocabulary.embedding - inputs.a.shape[1]))
     if outputs is not None and outputs.b is not None:
         outputs.b = pad(outputs.b, (0, 0, 0, vocabulary.head - len(outputs.b)))
-
-
-def _tie(adapter: LoRAAdapter, modules: TargetModules) -> None:
-    """Replaced rows apply to a tied output layer too, unlike replaced tables."""
-    if modules.tied and modules.head and "embedding" in adapter.tokens:
-        adapter.tokens.setdefault("head", adapter.tokens["embedding"])
-        adapter.head = adapter.head or LoRALayer()

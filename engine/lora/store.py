@@ -175,7 +175,6 @@ class AdapterStore:
     def _load_by_reader(
         self, ref: AdapterRef, model: AdaptableModel, heads: ClassifierHeadFactory | None
     ) -> PackedAdapter:
-        """Load an adapter of any layout."""
         modules, dtype = self._modules_of(model, heads), self._limits.dtype
         adapter = self._read(ref, modules)
         if isinstance(model, VisionDecoder) and model.only_encodes:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import product
 from typing import Any, ClassVar
@@ -132,7 +132,12 @@ class TargetModules:
             parts = [part.name for linear in vision.values() for part in linear.parts]
             self._vision_names = {_bare_vision_name(name): name for name in parts}
         self._prefixes = (*_PREFIXES, prefix)
-        self._targets = dict(_target_slices(self.layers))
+        self._targets = {
+            part.name: TargetSlice(index, slot, number, part.rows, linear.columns)
+            for index, layer in enumerate(self.layers)
+            for slot, linear in layer.items()
+            for number, part in enumerate(linear.parts)
+        }
         self._dense = dict(_dense(self.classifier))
         pooler = {_POOLER, prefix + _POOLER} if isinstance(spec, EncoderSpec) else set()
         self._unused = pooler - self._dense.keys()
@@ -223,15 +228,6 @@ def _stacks(description: ModelDescription) -> Iterator[tuple[str, ExpertStack]]:
         granite = ("experts", "input_linear", "output_linear")
         for name in granite if moe.layout == "granite" else ("",):
             yield f"{prefix}{name}".removesuffix("."), stack
-
-
-def _target_slices(
-    layers: Sequence[Mapping[str, FusedLinear]],
-) -> Iterator[tuple[str, TargetSlice]]:
-    for index, layer in enumerate(layers):
-        for slot, linear in layer.items():
-            for number, part in enumerate(linear.parts):
-                yield part.name, TargetSlice(index, slot, number, part.rows, linear.columns)
 
 
 # Experts whose weights are one tensor per projection, as PEFT adapts them (`target_parameters`).

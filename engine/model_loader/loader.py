@@ -130,7 +130,8 @@ def load_model(
     folder = resolve_folder(config)
     raw = _read_config(folder, config)
     check_sizes(raw)  # overrides may set any
-    _warn_of_custom_code(raw, config, folder)
+    if raw.get("auto_map") and not config.trust_remote_code:
+        log.warning("%s brings Python code of its own (auto_map); it isn't imported.", folder)
     generation = read_generation_config(folder)
     overrides = config.override_generation_config or {}
     defaults = sampling_defaults(
@@ -319,9 +320,3 @@ def _read_config(folder: Path, config: EngineConfig) -> dict[str, Any]:
             part_config = read_config(part_folder) | (raw.get(part) or {})
             raw = {**raw, name: str(part_folder), part: part_config}
     return raw
-
-
-def _warn_of_custom_code(raw: dict[str, Any], config: EngineConfig, folder: Path) -> None:
-    """Log a warning if the folder contains code, which only runs with `trust_remote_code`."""
-    if raw.get("auto_map") and not config.trust_remote_code:
-        log.warning("%s brings Python code of its own (auto_map); it isn't imported.", folder)

@@ -75,7 +75,6 @@ def compile_decoder(
 def _state_layer(
     spec: DecoderSpec, layer: LayerWeights, cache: LayerStateCache | None
 ) -> StateLayer | None:
-    """Return how a layer updates its states; None if it has none."""
     weights = layer.state if layer.state is not None else layer.attention
     if spec.states is None or cache is None or not isinstance(weights, StateWeights):
         return None
@@ -104,7 +103,6 @@ def _state_layer(
 
 
 def _latent_layer(weights: TokenMixerWeights | None) -> LatentLayer | None:
-    """Return how a layer attends over latents; None if it doesn't."""
     if not isinstance(weights, LatentWeights):
         return None
     return LatentLayer(
@@ -139,7 +137,6 @@ def _shared_block(weights: SharedBlockWeights | None) -> SharedBlock | None:
 
 
 def _parts(linear: LinearLayer) -> tuple[LinearLayer, PackedLora | None]:
-    """Return a linear layer and its own addition, if any."""
     if isinstance(linear, LowRankLinear):
         return linear.layer, linear.added
     return linear, None

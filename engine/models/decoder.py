@@ -434,7 +434,6 @@ class NativeDecoder(SupportsLoRA):
         return self._compiled.compile_step(ends, tables, taps)
 
     def lora_linears(self, layer: int) -> Mapping[str, AdaptableLinear]:
-        """See `SupportsLoRA`."""
         weights = self.weights[layer]
         if self.lora_slots is None:
             return linears_of(weights) | latent_heads(weights) | expert_linears(weights)
@@ -455,7 +454,6 @@ class NativeDecoder(SupportsLoRA):
         return 0 if self.spec.moe is None else self.spec.moe.num_experts
 
     def lora_table(self, layers: LayerLoras) -> LoraTable | None:
-        """See `SupportsLoRA`."""
         if self.lora_slots is not None or self._compiled is None:
             return super().lora_table(layers)
         return self._compiled.lora_table(layers)

@@ -256,11 +256,9 @@ class LinearWithAddition(LinearLayer):
         self.nbytes = layer.nbytes
 
     def rows(self, ids: Tensor) -> Tensor:
-        """See `LinearLayer.rows`."""
         return self._layer.rows(ids)
 
     def tensors(self) -> dict[str, Tensor]:
-        """See `LinearLayer.tensors`."""
         return self._layer.tensors()
 
 
@@ -294,7 +292,6 @@ class LowRankLinear(LinearWithAddition):
         self.nbytes += added.nbytes
 
     def __call__(self, x: Tensor, out: Tensor | None = None) -> Tensor:
-        """See `LinearLayer.__call__`."""
         y = self._layer(x, out)
         self._ops.add_lora(y, x, [(self.added, torch.arange(len(x)))])
         return y
@@ -358,7 +355,6 @@ class LoraHeads(PerHeadLinear):
         self._layer, self._target, self._step, self._added = layer, target, step, added
 
     def __call__(self, x: Tensor, out: Tensor) -> None:
-        """See `PerHeadLinear.__call__`."""
         self._layer(x, out)
         if self._step.adapters:
             for lora, rows in self._step.adapters.segments(*self._target):
@@ -377,7 +373,6 @@ class LoraMoe(MixtureOfExperts):
         self._slots = frozenset() if self.layers is None else frozenset(self.layers.linears())
 
     def __call__(self, x: Tensor) -> Tensor:
-        """See `MixtureOfExperts.__call__`."""
         step = self._step
         if step.slots is not None and step.rows is not None:
             return self._experts.forward_with_slots(
@@ -387,7 +382,6 @@ class LoraMoe(MixtureOfExperts):
         return self._experts.forward_with_adapters(x, uses) if uses else self._experts(x)
 
     def tensors(self) -> dict[str, Tensor]:
-        """See `MixtureOfExperts.tensors`."""
         return self._experts.tensors()
 
 

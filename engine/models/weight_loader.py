@@ -441,7 +441,9 @@ class WeightLoader:
             cos_sin=self._table(attention.rope),
             window=attention.window,
             sparse=attention.sparse,
-            alibi=self._slopes(slopes) if slopes else None,
+            alibi=torch.tensor(slopes, dtype=torch.float32, device=self.ops.device)
+            if slopes
+            else None,
             distance_bias=self._distance_bias,
             sinks=sinks,
         )
@@ -625,9 +627,6 @@ class WeightLoader:
             for rope, table in self._tables
             if rope.planes
         ]
-
-    def _slopes(self, slopes: Sequence[float]) -> Tensor:
-        return torch.tensor(slopes, dtype=torch.float32, device=self.ops.device)
 
     def _table(self, rope: RopeSpec | None) -> Tensor | None:
         """Return the rotary table, which layers with the same rotary embedding share."""

@@ -151,7 +151,6 @@ class AsyncLLM:
                 stream.put(result.error or result)
 
     async def _call_in_engine_thread(self, function: Callable[[], T]) -> T:
-        """Run a function in the engine's thread, and return its result."""
         self._check()
         done: Future[T] = Future()
 

@@ -37,7 +37,6 @@ class LLMBase:
     _ids: itertools.count[int]
 
     def _use(self, engine: LLMEngine) -> None:
-        """Set the engine, and restart the numbering."""
         self.llm_engine = engine
         self.config, self.core, self._threads = engine.config, engine.core, engine.threads
         self._ids = itertools.count()

@@ -356,7 +356,6 @@ class LLM(PoolingMethods):
     def _params_for(
         self, params: SamplingParams | Sequence[SamplingParams] | None, count: int
     ) -> list[SamplingParams]:
-        """Return one `SamplingParams` per prompt."""
         if params is None:
             params = self.get_default_sampling_params()
         if isinstance(params, SamplingParams):
@@ -369,7 +368,6 @@ class LLM(PoolingMethods):
         return list(params)
 
     def _priorities(self, priorities: Sequence[int] | int | None, count: int) -> list[int]:
-        """Return one priority per prompt."""
         if isinstance(priorities, int):
             return [priorities] * count
         if priorities is not None and len(priorities) != count:

@@ -349,7 +349,10 @@ class LLMEngine:
                 deltas = deltas + self.core.step()
             for delta in deltas:
                 if delta.request_id in self._pooling:
-                    pooled.append(self._collect_pooled(delta))
+                    result = self._pooling.pop(delta.request_id)
+                    if (values := record_end(result, delta)) is not None:
+                        result.outputs = PoolingOutput(values)
+                    pooled.append(result)
                     continue
                 collector = self.collectors.get(delta.request_id) or touched.get(delta.request_id)
                 if collector is None:  # aborted meanwhile
@@ -362,13 +365,6 @@ class LLMEngine:
                 if collector.finished:
                     self.collectors.pop(delta.request_id, None)
         return list(touched.values()), pooled
-
-    def _collect_pooled(self, delta: TokenDelta) -> PoolingRequestOutput[PoolingOutput]:
-        result = self._pooling.pop(delta.request_id)
-        values = record_end(result, delta)
-        if values is not None:
-            result.outputs = PoolingOutput(values)
-        return result
 
     @property
     def tokenizer(self) -> OfflineTokenizer | None:

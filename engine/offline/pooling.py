@@ -33,7 +33,6 @@ from engine.offline.outputs import (
     ScoringOutput,
     ScoringRequestOutput,
 )
-from engine.text.tokenizer import Tokenizer
 
 Input = TypeVar("Input")
 Output = TypeVar("Output")
@@ -192,7 +191,8 @@ class PoolingMethods(LLMBase):
         self, first: str, second: str, params: PoolingParams, adapter: AdapterRef | None
     ) -> Entry:
         limit = params.prompt_limit(self.core.facts.max_model_len)
-        parts = self._text_tokenizer(adapter).encode_parts(first, second, limit=limit)
+        tokenizer = self.llm_engine.tokenizer_of(adapter) or self.llm_engine.get_tokenizer()
+        parts = tokenizer.encode_parts(first, second, limit=limit)
         info = self._pooling_info
         typed = parts.second_segment if info is not None and info.token_types else 0
         params = msgspec.structs.replace(params, task="score", second_segment=typed)
@@ -237,12 +237,6 @@ class PoolingMethods(LLMBase):
         """The properties of a pooling model; None for a generative one."""
         pooling = self.core.facts.pooling
         return None if pooling is None else pooling.info
-
-    def _text_tokenizer(self, adapter: AdapterRef | None) -> Tokenizer:
-        tokenizer = self.llm_engine.tokenizer_of(adapter)
-        if tokenizer is None:
-            raise InvalidRequest("This LLM was made with skip_tokenizer_init.", param="tokenizer")
-        return tokenizer
 
     def _pool(
         self,
@@ -316,7 +310,6 @@ def _by_row(result: PoolingRequestOutput[PoolingOutput], by_token: bool) -> Raw:
 def _converted(
     raw: PoolingRequestOutput[Input], make: Callable[[Input], Output]
 ) -> PoolingRequestOutput[Output]:
-    """Return the result with converted outputs."""
     outputs = None if raw.outputs is None else make(raw.outputs)
     return PoolingRequestOutput(
         raw.request_id, outputs, raw.prompt_token_ids, raw.num_cached_tokens, error=raw.error
@@ -337,7 +330,6 @@ def _score(kind: str, query: Raw, text: Raw) -> ScoringRequestOutput:
 
 
 def _params_for(params: Params, count: int) -> list[PoolingParams]:
-    """Return one `PoolingParams` per prompt."""
     if params is None or isinstance(params, PoolingParams):
         return [params or PoolingParams()] * count
     if len(params) != count:

@@ -69,7 +69,6 @@ class OfflineTokenizer(Tokenizer):
         return tokenizer_copy
 
     def __call__(self, text: str | Sequence[str], add_special_tokens: bool = True) -> Encoded:
-        """Tokenize one or several texts."""
         if isinstance(text, str):
             ids: Any = self.encode(text, add_special_tokens)
             return Encoded(input_ids=ids, attention_mask=[1] * len(ids))

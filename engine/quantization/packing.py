@@ -258,7 +258,8 @@ class LinearPacker:
         if quantization is not None and quantization not in ops.quantizations:
             codes = code_format(quantization, self.shape[1])
             if codes is not None:
-                return ops.make_linear(self.shape, self._rounded_slices(codes), codes, bias)
+                rounded = (round_to_codes(part, codes) for part in self._float_slices(None))
+                return ops.make_linear(self.shape, rounded, codes, bias)
             quantization = "int8"  # rows with incomplete groups
         form = self._pack_native(ops, quantization) or self._integers(quantization)
         if isinstance(form, CodeFormat):
@@ -299,10 +300,6 @@ class LinearPacker:
             yield self._scratch.concatenate(slices, dtype)
             del slices
             self._release()
-
-    def _rounded_slices(self, form: CodeFormat) -> Iterator[CodeRows]:
-        for row_slice in self._float_slices(None):
-            yield round_to_codes(row_slice, form)
 
     def _code_slices(self) -> Iterator[CodeRows]:
         for parts in self._slices():

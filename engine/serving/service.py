@@ -139,7 +139,6 @@ def load_core(config: EngineConfig, on_progress: Callable[[float], None]) -> Eng
 
 
 def _describe(core: EngineCore) -> None:
-    """Log the model and its KV cache."""
     facts, scheduler, capacity = core.facts, core.scheduler, core.capacity
     log.info(
         "Model %s: %s, %.1f M parameters, dtype %s, context %d, loaded in %.2f s",
@@ -255,7 +254,8 @@ class EngineService:
             self._stat_loggers = StatLoggers(self.config, self.replica_id)
             self.core = self._load()
         except (QuireError, MemoryError) as error:
-            reason = error.message if isinstance(error, QuireError) else _no_memory(error)
+            no_memory = f"there isn't enough memory: {error}".removesuffix(": ")
+            reason = error.message if isinstance(error, QuireError) else no_memory
             log.error("The model can't be loaded: %s", reason)
             self.state, self.detail = "failed", reason
             self._heartbeat.write_now()
@@ -556,8 +556,3 @@ def _freeze() -> None:
     """Exclude loaded objects from garbage collection: traversing them takes longer than a step."""
     gc.collect()
     gc.freeze()
-
-
-def _no_memory(error: MemoryError) -> str:
-    """Return the message for a failed allocation."""
-    return f"there isn't enough memory: {error}" if str(error) else "there isn't enough memory"

@@ -56,7 +56,6 @@ class MultiTextNgramIndex:
     """Index of the last occurrence of each n-gram in several texts."""
 
     def __init__(self, shortest: int, longest: int) -> None:
-        """See `NgramIndex`."""
         self._lengths = range(longest, shortest - 1, -1)
         #: By length: n-gram -> the newest text with it, and the index of the token after it there.
         self._after: dict[int, dict[tuple[int, ...], tuple[list[int], int]]] = {
@@ -134,7 +133,6 @@ class NgramProposer(Proposer):
         self._size = 0
 
     def propose(self, sequence: EngineSequence, count: int) -> Proposal:
-        """See the base."""
         tokens = sequence.token_ids
         start = self.lookup_of(sequence).find(tokens)
         if start is None:
@@ -156,7 +154,6 @@ class NgramProposer(Proposer):
         return lookup
 
     def forget(self, sequence: EngineSequence) -> None:
-        """See the base."""
         lookup = self._lookups.pop(sequence.seq_id, None)
         self._size -= 0 if lookup is None else lookup.size
 
@@ -229,14 +226,11 @@ class SuffixProposer(Proposer):
         self._outputs.setdefault(namespace, _Outputs(self._lengths)).add(output)
         self._size += len(output)
         while len(self._history) > self._max_outputs or self._size > MAX_TOKENS:
-            self._drop_oldest()
-
-    def _drop_oldest(self) -> None:
-        namespace, output = self._history.popleft()
-        self._size -= len(output)
-        self._outputs[namespace].drop(output)
-        if not self._outputs[namespace].count:
-            del self._outputs[namespace]
+            namespace, output = self._history.popleft()
+            self._size -= len(output)
+            self._outputs[namespace].drop(output)
+            if not self._outputs[namespace].count:
+                del self._outputs[namespace]
 
 
 def _matched(newest: list[int], source: list[int], start: int) -> int:

@@ -221,5 +221,4 @@ def _only(row: NDArray[np.int32]) -> int:
 
 
 def _allow(row: NDArray[np.int32], token: int) -> None:
-    """Set a token's bit."""
     row.view(np.uint32)[token // 32] |= np.uint32(1 << (token % 32))

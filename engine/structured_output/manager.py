@@ -134,10 +134,12 @@ class StructuredOutputManager:
             )
         sequences = [sequence for sequence in request.sequences if not sequence.finished]
         states: list[GrammarState] = []
+        params = request.message.sampling.thinking
         for sequence in sequences:
             done = sequence.token_ids[sequence.num_prompt_tokens :]
             try:
-                states.append(outcome.new_state(done, _thinking_of(request)))
+                thinking = None if params is None else ReasoningState(params)
+                states.append(outcome.new_state(done, thinking))
             except BadGrammar as error:
                 raise InvalidRequest(
                     f"Output {sequence.index} can't go on: {error}.", param="resume_token_ids"
@@ -255,12 +257,6 @@ class StructuredOutputManager:
 
     def _vocabulary(self) -> Vocabulary:
         return self._vocabularies.models
-
-
-def _thinking_of(request: Request) -> ReasoningState | None:
-    """The reasoning before a request's grammar, in the state in which an output starts."""
-    params = request.message.sampling.thinking
-    return None if params is None else ReasoningState(params)
 
 
 def _is_free(state: GrammarState) -> bool:

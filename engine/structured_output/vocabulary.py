@@ -137,7 +137,6 @@ class AdapterVocabulary(TokenizerSource):
 
     @property
     def key(self) -> bytes:
-        """See `TokenizerSource`."""
         return f"{self.adapter.tokenizer}:{self.vocab_size}".encode()
 
     def tokenizer(self, base: Tokenizer) -> Tokenizer:

@@ -137,5 +137,4 @@ class SharedStepWriter:
 
 
 def _slot_offset(slot: int) -> int:
-    """Offset of slot 1 or 2."""
     return _HEAD + (slot - 1) * (_LENGTH + MAX_IDS_BYTES)

@@ -221,7 +221,6 @@ def _added_tokens(folder: Path) -> list[tuple[int, tokenizers.AddedToken]]:
 
 
 def _texts(names: Mapping[str, object]) -> list[str]:
-    """Return the texts in a map of special tokens."""
     texts: list[str] = []
     for value in names.values():
         for item in value if isinstance(value, list) else [value]:

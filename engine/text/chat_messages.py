@@ -176,7 +176,6 @@ def is_image(part: Any) -> bool:
 
 
 def _part_text(where: str, part: Any) -> str:
-    """Return the text of a content part."""
     kind = part.get("type", "text") if isinstance(part, dict) else None
     if kind != "text":
         raise InvalidRequest(

@@ -240,14 +240,12 @@ def _chat(
 
 
 def _parts_of(messages: Sequence[Any]) -> Iterator[Any]:
-    """Yield the parts of the messages' content."""
     for message in messages or ():
         content = message.get("content") if isinstance(message, dict) else None
         yield from content if isinstance(content, list) else ()
 
 
 def _template_source(tokenizer: Tokenizer, chosen: str | None, with_tools: bool) -> str:
-    """Return the Jinja source to use."""
     templates = tokenizer.settings.chat_templates
     if chosen is not None:
         return templates.get(chosen, chosen)

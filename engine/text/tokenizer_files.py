@@ -161,7 +161,8 @@ def read_settings(folder: Path) -> TokenizerSettings:
     config = read_object(config_path)
     settings = TokenizerSettings(config=config)
     try:
-        _read_added_tokens(settings, config)
+        for index, value in (config.get("added_tokens_decoder") or {}).items():
+            settings.added_tokens[int(index)] = _token(value, special=False)
         if not settings.added_tokens:
             # In old folders special_tokens_map.json says which tokens are special.
             config = config | read_object(folder / "special_tokens_map.json")
@@ -183,16 +184,10 @@ def read_settings(folder: Path) -> TokenizerSettings:
 
 
 def _token(value: Any, *, special: bool) -> AddedToken:
-    """Return an `AddedToken` from a string or from its JSON form."""
     if isinstance(value, str):
         return AddedToken(value, special=special, normalized=False)
     flags = {name: bool(value[name]) for name in _FLAGS if name in value}
     return AddedToken(str(value["content"]), special=bool(value.get("special", special)), **flags)
-
-
-def _read_added_tokens(settings: TokenizerSettings, config: dict[str, Any]) -> None:
-    for index, value in (config.get("added_tokens_decoder") or {}).items():
-        settings.added_tokens[int(index)] = _token(value, special=False)
 
 
 def _read_special_tokens(settings: TokenizerSettings, config: dict[str, Any]) -> None:

@@ -212,7 +212,6 @@ def _read(path: Path, rule: _Rule, config: Mapping[str, Any]) -> tokenizers.Toke
 
 
 def _text(token: Any) -> str | None:
-    """Return a token's text, from a string or its JSON form."""
     value = token.get("content") if isinstance(token, Mapping) else token
     return value if isinstance(value, str) else None
 

@@ -110,7 +110,6 @@ class Source:
             )
 
     def _config(self, raw: dict[str, Any], outside: Any) -> PreTrainedConfig:
-        """Return config.json as an object of `transformers`."""
         code = raw.get("auto_map") and not self.trust and outside is None
         if code and raw.get("model_type") not in CONFIG_MAPPING:
             raise ModelLoadError(

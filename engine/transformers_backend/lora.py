@@ -29,12 +29,10 @@ class ConvLayer(LinearLayer):
         self.nbytes = self._module.weight.nbytes
 
     def __call__(self, x: Tensor, out: Tensor | None = None) -> Tensor:
-        """See `LinearLayer.__call__`."""
         y: Tensor = torch.addmm(self._module.bias, x, self._module.weight)
         return y if out is None else out.copy_(y)
 
     def rows(self, ids: Tensor) -> Tensor:
-        """See `LinearLayer.rows`."""
         weights: Tensor = self._module.weight[:, ids].T.float()
         return weights
 
@@ -175,7 +173,6 @@ class _LinearHook:
         self._modules, self._name, self._output = modules, name, output
 
     def __call__(self, module: nn.Module, inputs: tuple[Tensor, ...], y: Tensor) -> Tensor | None:
-        """Return `y` with the adapters' outputs; None if it is unchanged."""
         step, x = self._modules.step, inputs[0]
         if step.watching:
             step.observe(self._name, tuple(x.shape[:-1]), output=self._output)
@@ -206,7 +203,6 @@ class _EmbeddingHook:
         self._modules, self._name = modules, name
 
     def __call__(self, module: nn.Module, inputs: tuple[Tensor, ...], y: Tensor) -> Tensor | None:
-        """Return `y` with the adapters' outputs; None if it is unchanged."""
         step, ids = self._modules.step, inputs[0]
         if step.watching:
             step.observe(self._name, tuple(ids.shape), output=False)

@@ -86,7 +86,6 @@ class AttentionProbe:
         return torch.full(shape, float(_FIRST + _APART * (len(self._masks) - 1)))
 
     def _window(self, call: AttentionCall) -> int:
-        """Return the window of the layer's mask."""
         mask = call.mask
         if mask is None:
             causal = call.options.get("is_causal")
@@ -120,7 +119,8 @@ def verify_parity(bridged: TransformersModel) -> None:
         raise UnsupportedAttention("its logits aren't finite")
     bridged.allocate_kv(16, _BLOCK, torch.float32, single_group_config(len(bridged.layers)))
     try:
-        _compare(ours, _batched_logits(bridged, texts), "several texts in one batch")
+        batched = _run_step(bridged, texts, [0] * len(texts), [len(text) for text in texts])
+        _compare(ours, batched, "several texts in one batch")
         if bridged.stateful:
             # Some models can continue from a state only token by token.
             bridged.continues = is_close(ours, _chunked_logits(bridged, texts, 4))
@@ -139,10 +139,6 @@ def _reference_logits(bridged: TransformersModel, text: Tensor) -> Tensor:
         return logits
     finally:
         use_attention(bridged.model, PAGED)
-
-
-def _batched_logits(bridged: TransformersModel, texts: list[Tensor]) -> list[Tensor]:
-    return _run_step(bridged, texts, [0] * len(texts), [len(text) for text in texts])
 
 
 def _chunked_logits(bridged: TransformersModel, texts: list[Tensor], size: int) -> list[Tensor]:

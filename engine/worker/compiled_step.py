@@ -102,7 +102,9 @@ class CompiledStepRunner:
             if len(logits_rows):
                 logits = torch.empty((len(logits_rows), self._vocab_size))
         result = StepResult.empty(len(plan.seq_ids))
-        hidden = self._hidden_buffer(plan.num_tokens)
+        hidden = None
+        if self._hidden is not None and self.keeps:
+            hidden = torch.empty((plan.num_tokens, self._hidden[1]))
         accepted = self._run(counts, logits, hidden)
         for index, state, token_ids in zip(
             self._kernel_sampled, self._states, accepted, strict=True
@@ -149,12 +151,6 @@ class CompiledStepRunner:
         )
         return drafted, np.concatenate((first, *draft_rows))
 
-    def _hidden_buffer(self, tokens: int) -> torch.Tensor | None:
-        """A buffer for the hidden states of this many tokens, if they are to be saved."""
-        if self._hidden is None or not self.keeps:
-            return None
-        return torch.empty((tokens, self._hidden[1]))
-
     def _score(self, scores: StepLogprobs, drafts: list[int], result: StepResult) -> None:
         """Copy the log probabilities of the tokens that the call sampled."""
         logprobs: list[list[TokenLogprobs] | None] = [None] * len(result.token_ids)
@@ -177,7 +173,6 @@ class CompiledStepRunner:
     def _sample(
         self, plan: StepPlan, sampled: SampledRows, logits: torch.Tensor, result: StepResult
     ) -> None:
-        """Sample from the logits that the call returned."""
         mask = bitmask_rows(plan, sampled, self._masks)
         drafts = draft_by_logits_row(sampled)
         output = self._sampler.sample(logits, sampled.states, mask, drafts)

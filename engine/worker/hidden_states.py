@@ -149,7 +149,6 @@ class LastHiddenStates:
         self._last = _Step(seq_ids, rows, lengths, hidden_rows, hidden)
 
     def _copy_last(self) -> None:
-        """Copy the previous step's states to their rows."""
         last, self._last = self._last, None
         if last is None:
             return

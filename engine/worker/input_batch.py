@@ -231,7 +231,6 @@ class InputBatch:
             self.prompt_logprobs_next[row] = max(1, sequence.prompt_logprobs_from)
 
     def _sampling_params(self, sequence: NewSequence) -> SamplingParams:
-        """A sequence's parameters with its logits processors."""
         if sequence.logits_processors is None:
             return sequence.sampling
         functions = self._attachments.get(sequence.logits_processors)

@@ -343,7 +343,6 @@ class ModelRunner:
     def _sample(
         self, plan: StepPlan, inputs: StepInputs, logits: StepLogits, result: StepResult
     ) -> None:
-        """Sample a token for each sequence that has caught up."""
         mask = bitmask_rows(plan, inputs, self._masks)
         output = self._tokens.sample(logits, inputs.states, mask, draft_by_logits_row(inputs))
         collect_outputs(self.batch, plan, inputs, output, result)

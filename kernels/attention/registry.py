@@ -122,7 +122,12 @@ class AttentionBackend:
                 ),
                 (f"dtype {need.dtype}", need.dtype in self.dtypes),
                 (f"KV cache dtype {need.kv_dtype}", self._takes_cache(need)),
-                (f"block size {need.block_size}", self._takes_block(need.block_size)),
+                (
+                    f"block size {need.block_size}",
+                    need.block_size in self.block_sizes
+                    if self.block_sizes
+                    else need.block_size % self.block_multiple == 0,
+                ),
                 (_head(need), self._takes_head(need)),
                 (
                     f"attention type {need.attention_type}",
@@ -152,11 +157,6 @@ class AttentionBackend:
         return need.kv_dtype in self.kv_dtypes or (
             "auto" in self.kv_dtypes and need.kv_dtype == need.dtype
         )
-
-    def _takes_block(self, size: int) -> bool:
-        if self.block_sizes:
-            return size in self.block_sizes
-        return size % self.block_multiple == 0
 
     def _takes_head(self, need: AttentionRequirements) -> bool:
         size, latent = need.head_size, need.latent

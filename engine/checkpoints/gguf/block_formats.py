@@ -52,7 +52,6 @@ def _half(raw: Tensor, offset: int) -> Tensor:
 
 
 def _nibbles(packed: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the low and the high nibbles of bytes."""
     return packed & 15, packed >> 4
 
 

@@ -384,7 +384,6 @@ class NativeEncoder(SupportsLoRA):
         self._final_norm: Norm = builder.norm(names.final_norm)
 
     def lora_linears(self, layer: int) -> Mapping[str, LinearLayer]:
-        """See `SupportsLoRA`."""
         return self._linears[layer]
 
     @property

@@ -48,7 +48,11 @@ def qwen3_moe(config: Config) -> dict[str, Any]:
     """Qwen 3 MoE."""
     return {
         **qwen3(config),
-        "sliding_windows": _qwen3_windows(config),
+        "sliding_windows": window_everywhere(
+            config
+            if config.get("use_sliding_window")
+            else {**config, "sliding_window": 0, "layer_types": None}
+        ),
         "moe": _qwen_experts(config),
     }
 
@@ -200,17 +204,6 @@ def _qwen_experts(config: Config, **shared: Any) -> MoeSpec:
         renormalize=bool(config.get("norm_topk_prob", False)),
         **shared,
     )
-
-
-def _qwen3_windows(config: Config) -> tuple[int, ...]:
-    """Return Qwen 3 MoE's sliding windows: none without `use_sliding_window`, otherwise those of
-    `layer_types`, or the same on every layer.
-    """
-    return window_everywhere(config if config.get("use_sliding_window") else _unwindowed(config))
-
-
-def _unwindowed(config: Config) -> Config:
-    return {**config, "sliding_window": 0, "layer_types": None}
 
 
 _OSS = {"rms_norm_eps": 1e-5, "sliding_window": 128, "attention_bias": True, "head_dim": 64}

@@ -52,18 +52,14 @@ def phi3small(config: Config) -> dict[str, Any]:
             block=_size(config, "blocksparse_block_size"),
             local=_size(config, "blocksparse_num_local_blocks"),
             stride=_size(config, "blocksparse_vert_stride"),
-            head_step=_head_step(config, heads),
+            head_step=0
+            if config["blocksparse_homo_head_pattern"]
+            else max(1, int(config["blocksparse_vert_stride"]) // heads),
         ),
         "sparse_layers": tuple(
             not dense_every or (layer + 1) % dense_every != 0 for layer in range(layers)
         ),
     }
-
-
-def _head_step(config: Config, heads: int) -> int:
-    if config["blocksparse_homo_head_pattern"]:
-        return 0
-    return max(1, int(config["blocksparse_vert_stride"]) // heads)
 
 
 def _size(config: Config, name: str, kind: type[int] | type[float] = int) -> Any:

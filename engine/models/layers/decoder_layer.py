@@ -86,7 +86,6 @@ class MlpLayer:
         cache: Any,
         rows: Tensor | None,
     ) -> tuple[Tensor, Tensor]:
-        """Return the next layer's x and the residual."""
         if rows is not None:
             x, residual = x[rows], residual[rows]
         return self.next_norm.add_and_norm(self.mlp(x), residual), residual
@@ -109,7 +108,6 @@ class SequentialLayer:
         cache: Any,
         rows: Tensor | None,
     ) -> tuple[Tensor, Tensor]:
-        """Return the next layer's x and the residual."""
         x = self.attention(x, context, cache)
         if rows is not None:
             x, residual = x[rows], residual[rows]
@@ -138,7 +136,6 @@ class NormedResidualLayer:
         cache: Any,
         rows: Tensor | None,
     ) -> tuple[Tensor, Tensor]:
-        """Return the next layer's x and the residual."""
         residual = x * self.attention_factor
         x = self.attention(x, context, cache)
         if rows is not None:
@@ -172,7 +169,6 @@ class CrossLayer:
         cache: Any,
         rows: Tensor | None,
     ) -> tuple[Tensor, Tensor]:
-        """Return the next layer's x and the residual."""
         tokens, states = cache
         x = self.attention(x, context, tokens)
         if rows is not None:
@@ -225,7 +221,6 @@ class SharedBlockLayer:
         cache: Any,
         rows: Tensor | None,
     ) -> tuple[Tensor, Tensor]:
-        """Return the next layer's x and the residual. x is the residual itself, without a norm."""
         keys_and_values, states = cache
         x = self.block(residual, context, keys_and_values).add_(residual)
         x = self.mixer(self.mixer_norm(x), context, states)
@@ -251,7 +246,6 @@ class ParallelLayer:
         cache: Any,
         rows: Tensor | None,
     ) -> tuple[Tensor, Tensor]:
-        """Return the next layer's x and the residual."""
         attended = self.attention(x, context, cache)
         if rows is not None:
             attended, x, residual = attended[rows], x[rows], residual[rows]
@@ -282,7 +276,6 @@ class ResidualExpertsLayer:
         cache: Any,
         rows: Tensor | None,
     ) -> tuple[Tensor, Tensor]:
-        """Return the next layer's x and the residual."""
         x = self.attention(x, context, cache)
         if rows is not None:
             x, residual = x[rows], residual[rows]

@@ -234,7 +234,6 @@ class Mamba1Mixer:
     output: Transform
 
     def __call__(self, x: Tensor, context: AttentionMetadata, cache: LayerStateCache) -> Tensor:
-        """Update the states, and return [num_tokens, hidden] for x of that shape."""
         weights, state = self.weights, self.weights.state
         values, gate = weights.inputs(x).split(state.input_sizes, dim=-1)
         values = self.ops.causal_conv(values, cache.conv, weights.conv, weights.conv_bias, cache.of)
@@ -265,7 +264,6 @@ class LightningMixer:
     output: Transform
 
     def __call__(self, x: Tensor, context: AttentionMetadata, cache: LayerStateCache) -> Tensor:
-        """Update the states, and return [num_tokens, hidden] for x of that shape."""
         weights, state = self.weights, self.weights.state
         mixed, gate = weights.inputs(x).split((state.channels, state.values), dim=-1)
         conv = self.ops.causal_conv(mixed, cache.conv, weights.conv, None, cache.of)
@@ -297,7 +295,6 @@ class KimiDeltaMixer:
     output: Transform
 
     def __call__(self, x: Tensor, context: AttentionMetadata, cache: LayerStateCache) -> Tensor:
-        """Update the states, and return [num_tokens, hidden] for x of that shape."""
         weights, state = self.weights, self.weights.state
         rank = state.dt_rank
         mixed, rate, gate, beta = weights.inputs(x).split(
@@ -325,7 +322,6 @@ class ShortConvMixer:
     output: Transform
 
     def __call__(self, x: Tensor, context: AttentionMetadata, cache: LayerStateCache) -> Tensor:
-        """Update the states, and return [num_tokens, hidden] for x of that shape."""
         weights = self.weights
         input_gate, output_gate, values = weights.inputs(x).chunk(3, dim=-1)
         conv = self.ops.causal_conv(
@@ -350,7 +346,6 @@ class RgLruMixer:
     output: Transform
 
     def __call__(self, x: Tensor, context: AttentionMetadata, cache: LayerStateCache) -> Tensor:
-        """Update the states, and return [num_tokens, hidden] for x of that shape."""
         weights, lru, state = self.weights, self.lru, self.weights.state
         values, gate = weights.inputs(x).split(state.input_sizes, dim=-1)
         conv = self.ops.causal_conv(

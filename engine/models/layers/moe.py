@@ -215,7 +215,6 @@ class GroupedMoe(MixtureOfExperts):
         self.nbytes += sum(part.nbytes for part in (shared, shared_gate) if part is not None)
 
     def tensors(self) -> dict[str, Tensor]:
-        """See `MixtureOfExperts.tensors`."""
         stacks = {
             "gate_up": self._up,
             "gate_up_bias": self._up_bias,
@@ -229,15 +228,12 @@ class GroupedMoe(MixtureOfExperts):
         return tensors
 
     def shared_linears(self) -> dict[str, LinearLayer]:
-        """See `MixtureOfExperts.shared_linears`."""
         return {slot.replace(".", "_"): layer for slot, layer in self._linears.items()}
 
     def __call__(self, x: Tensor) -> Tensor:
-        """See `MixtureOfExperts.__call__`."""
         return self._run(x, None)
 
     def forward_with_slots(self, x: Tensor, rows: MoeLoraMapping) -> Tensor:
-        """See `MixtureOfExperts.forward_with_slots`."""
         return self._run(x, rows)
 
     def _run(self, x: Tensor, lora: MoeLoraMapping | None) -> Tensor:

@@ -41,7 +41,6 @@ class RMSNorm:
         self.weight, self._eps = weight, eps
 
     def __call__(self, x: Tensor) -> Tensor:
-        """See `Norm`."""
         return self._rms_norm(x, self.weight, self._eps)
 
     def add_and_norm(self, x: Tensor, residual: Tensor) -> Tensor:
@@ -58,7 +57,6 @@ class LayerNorm:
         self._shape, self.weight, self.bias, self._eps = (size,), weight, bias, eps
 
     def __call__(self, x: Tensor) -> Tensor:
-        """See `Norm`."""
         return torch.nn.functional.layer_norm(x, self._shape, self.weight, self.bias, self._eps)
 
     def add_and_norm(self, x: Tensor, residual: Tensor) -> Tensor:
@@ -72,7 +70,6 @@ class NoNorm:
     __slots__ = ()
 
     def __call__(self, x: Tensor) -> Tensor:
-        """See `Norm`; returns x itself."""
         return x
 
     def add_and_norm(self, x: Tensor, residual: Tensor) -> Tensor:

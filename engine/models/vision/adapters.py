@@ -37,7 +37,6 @@ class EncoderLinear(LinearWithAddition):
         self._name, self._lora = name, lora
 
     def __call__(self, x: Tensor, out: Tensor | None = None) -> Tensor:
-        """See `LinearLayer.__call__`."""
         y = self._layer(x, out)
         if (delta := self._lora.deltas.get(self._name)) is not None:
             self._ops.add_lora(y, x, [(delta, torch.arange(len(x)))])
@@ -72,7 +71,6 @@ class EncoderLoader(WeightLoader):
         rows: Sequence[range] | None = None,
         inputs: Sequence[int] | None = None,
     ) -> LinearLayer:
-        """See `WeightLoader.linear`."""
         name, encoder = linear.parts[0].name, self._encoder
         layer = super().linear(linear, rows, inputs)
         encoder.linears[name] = linear

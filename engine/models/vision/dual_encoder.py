@@ -200,7 +200,6 @@ class AttentionPool:
     """SigLIP's pooling: one learned query attends to all patches, followed by an MLP."""
 
     def __init__(self, tower: VisionTower, loader: WeightLoader) -> None:
-        """Read all weights. Raises `ModelLoadError`."""
         spec = tower.spec
         name, hidden = f"{spec.prefix}head.", spec.hidden_size
         self._num_heads = spec.num_heads

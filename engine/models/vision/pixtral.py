@@ -25,7 +25,6 @@ class PixtralTower:
     """A vision tower in which all patches of an image attend to each other."""
 
     def __init__(self, vision: Config, prefix: str, loader: WeightLoader) -> None:
-        """Read all weights. Raises `ModelLoadError`."""
         self._prefix, self._loader = prefix, loader
         self.hidden_size, self.patch_size = int(vision["hidden_size"]), int(vision["patch_size"])
         self._inner = int(vision["intermediate_size"])

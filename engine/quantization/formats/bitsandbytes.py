@@ -62,12 +62,10 @@ class BitsAndBytes(CheckpointFormat):
         return sorted({*scaled, *weight_modules})
 
     def suffixes(self) -> Iterable[str]:
-        """See `CheckpointFormat`."""
         small = (f"weight.{part}" for part in _SMALL)
         return ("weight", *small, *_STATES.values(), "SCB", "weight_format")
 
     def matrix(self, parts: LayerTensors) -> WeightSource:
-        """See `CheckpointFormat`."""
         four = any(suffix in parts for suffix in ("weight.absmax", *_STATES.values()))
         return _four_bits(parts) if four else _eight_bits(parts)
 

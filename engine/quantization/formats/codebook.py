@@ -39,15 +39,12 @@ class SqueezeLLM(CheckpointFormat):
         fields.integer("wbits", 4, (4,))
 
     def modules(self, tensors: TensorSource) -> Iterable[str]:
-        """See `CheckpointFormat`."""
         return modules_with(tensors, "lookup_table")
 
     def suffixes(self) -> Iterable[str]:
-        """See `CheckpointFormat`."""
         return "qweight", "lookup_table", *_SPARSE
 
     def matrix(self, parts: LayerTensors) -> WeightSource:
-        """See `CheckpointFormat`."""
         for suffix in _SPARSE:
             if suffix in parts:
                 raise parts.error(suffix, "belongs to sparse outliers: take the dense-only file")
@@ -76,15 +73,12 @@ class AQLM(CheckpointFormat):
         pass
 
     def modules(self, tensors: TensorSource) -> Iterable[str]:
-        """See `CheckpointFormat`."""
         return modules_with(tensors, "codebooks")
 
     def suffixes(self) -> Iterable[str]:
-        """See `CheckpointFormat`."""
         return "codes", "codebooks", "scales"
 
     def matrix(self, parts: LayerTensors) -> WeightSource:
-        """See `CheckpointFormat`."""
         books, entries, high, wide = parts.shape("codebooks", 4)
         num_rows, num_groups, _ = parts.shape("codes", 3)
         codes = parts.read("codes", tuple(_WIDTHS), (num_rows, num_groups, books))
@@ -92,15 +86,11 @@ class AQLM(CheckpointFormat):
             raise parts.error("codes", f"of {codes.dtype} can't number {entries} entries")
         codebooks = parts.scales("codebooks", (books, entries, high, wide))
         scales = parts.scales("scales", (num_rows, 1, 1, 1))
-        _check_codes(parts, codes, entries)
+        # All codes of a type may be used; unsigned ones are stored as signed.
+        all_used = entries == _WIDTHS[codes.dtype]
+        if not all_used and (int(codes.min()) < 0 or int(codes.max()) >= entries):
+            raise parts.error("codes", f"names an entry that isn't among the {entries}")
         return _Sums(codes, codebooks, scales.view(num_rows))
-
-
-def _check_codes(parts: LayerTensors, codes: Tensor, entries: int) -> None:
-    if entries == _WIDTHS[codes.dtype]:
-        return  # they may be negative: unsigned codes, stored as signed
-    if int(codes.min()) < 0 or int(codes.max()) >= entries:
-        raise parts.error("codes", f"names an entry that isn't among the {entries}")
 
 
 class _Sums(DequantizedSource):

@@ -351,13 +351,11 @@ class CompressedTensors(CheckpointFormat):
                 yield name
 
     def suffixes(self) -> Iterable[str]:
-        """See `CheckpointFormat`."""
         weight = (f"weight_{part}" for part in _PARTS)
         inputs = ("input_scale", "input_zero_point", "input_global_scale")
         return ("weight", *weight, *_SPARSE_PARTS, *inputs)
 
     def matrix(self, parts: LayerTensors) -> WeightSource:
-        """See `CheckpointFormat`."""
         suffix = "compressed" if "compressed" in parts else "weight"
         kind = parts.tensors.stored_dtype(parts.name(suffix)) if suffix in parts else None
         if suffix == "compressed" and kind in FLOATS:

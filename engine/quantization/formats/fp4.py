@@ -61,23 +61,19 @@ class MXFP4(CheckpointFormat):
         pass
 
     def modules(self, tensors: TensorSource) -> Iterable[str]:
-        """See `CheckpointFormat`."""
         for name in sorted(tensors.names()):
             if name.endswith(_BLOCKS):
                 module, shape = name.removesuffix(_BLOCKS), tensors.stored_shape(name)
                 yield from (f"{module}#{expert}" for expert in range(shape[0] if shape else 0))
 
     def suffixes(self) -> Iterable[str]:
-        """See `CheckpointFormat`."""
         return ()
 
     def tensors_of(self, module: str) -> Iterable[str]:
-        """See `CheckpointFormat`."""
         module_name = module.rpartition("#")[0]
         return module_name + _BLOCKS, module_name + _SCALES
 
     def matrix(self, parts: LayerTensors) -> WeightSource:
-        """See `CheckpointFormat`."""
         module_name, _, number = parts.module.rpartition("#")
         tensors = LayerTensors(parts.tensors, module_name, joint="")
         experts, rows, groups, half = tensors.shape(_BLOCKS, 4)
@@ -116,7 +112,6 @@ class ModelOpt(CheckpointFormat):
         inner.integer("group_size", NVFP4_GROUP)
 
     def modules(self, tensors: TensorSource) -> Iterable[str]:
-        """See `CheckpointFormat`."""
         four = [
             name
             for name in modules_with(tensors, "weight_scale_2")
@@ -125,11 +120,9 @@ class ModelOpt(CheckpointFormat):
         return [*four, *float8_modules(tensors)]
 
     def suffixes(self) -> Iterable[str]:
-        """See `CheckpointFormat`."""
         return "weight", "weight_scale", "weight_scale_2", "input_scale", "pre_quant_scale"
 
     def matrix(self, parts: LayerTensors) -> WeightSource:
-        """See `CheckpointFormat`."""
         if "pre_quant_scale" in parts:
             raise parts.error("pre_quant_scale", "scales the layer's inputs, which isn't done here")
         if parts.tensors.stored_dtype(parts.name("weight")) != torch.uint8:

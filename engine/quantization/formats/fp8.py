@@ -44,15 +44,12 @@ class FP8(CheckpointFormat):
             raise fields.error("activation_scheme", "must be dynamic or static")
 
     def modules(self, tensors: TensorSource) -> Iterable[str]:
-        """See `CheckpointFormat`."""
         return float8_modules(tensors)
 
     def suffixes(self) -> Iterable[str]:
-        """See `CheckpointFormat`."""
         return "weight", *_SCALES, "input_scale", "activation_scale", "input_scale_ub"
 
     def matrix(self, parts: LayerTensors) -> WeightSource:
-        """See `CheckpointFormat`."""
         suffix = next((name for name in _SCALES if name in parts), "weight_scale")
         return float8_matrix(parts, suffix, self._block, self.name)
 
@@ -79,15 +76,11 @@ def float8_matrix(
         shapes += [(high, wide), (high, 1, wide, 1)]
     scales = parts.scales(suffix, *shapes, dtypes=dtypes)
     if scales.dtype == torch.uint8:
-        scales = _powers(parts, suffix, scales)
+        # Powers of two (e8m0), which MXFP8 stores as bytes.
+        if bool((scales == NAN_EXPONENT).any()):
+            raise parts.error(suffix, "has values that aren't finite")
+        scales = scales.view(POWERS[0])
     return float8_scaled(parts, values, _as_two(scales, rows), source, block)
-
-
-def _powers(parts: LayerTensors, suffix: str, exponents: Tensor) -> Tensor:
-    """Return powers of two (e8m0), which MXFP8 stores as bytes."""
-    if bool((exponents == NAN_EXPONENT).any()):
-        raise parts.error(suffix, "has values that aren't finite")
-    return exponents.view(POWERS[0])
 
 
 def _as_two(scales: Tensor, rows: int) -> Tensor:

@@ -58,15 +58,12 @@ class AWQ(CheckpointFormat):
             )
 
     def modules(self, tensors: TensorSource) -> Iterable[str]:
-        """See `CheckpointFormat`."""
         return modules_with(tensors, "qweight")
 
     def suffixes(self) -> Iterable[str]:
-        """See `CheckpointFormat`."""
         return "qweight", "qzeros", "scales"
 
     def matrix(self, parts: LayerTensors) -> WeightSource:
-        """See `CheckpointFormat`."""
         columns, words = parts.shape("qweight", 2)
         bits, positions = self._bits, _POSITIONS[self._bits]
         rows = words * WORD // bits
@@ -108,15 +105,12 @@ class GPTQ(CheckpointFormat):
         self._less_one = _LAYOUTS[layout]
 
     def modules(self, tensors: TensorSource) -> Iterable[str]:
-        """See `CheckpointFormat`."""
         return modules_with(tensors, "qweight")
 
     def suffixes(self) -> Iterable[str]:
-        """See `CheckpointFormat`."""
         return "qweight", "qzeros", "scales", "g_idx"
 
     def matrix(self, parts: LayerTensors) -> WeightSource:
-        """See `CheckpointFormat`."""
         words, rows = parts.shape("qweight", 2)
         groups, bits = parts.shape("scales", 2)[0], self._bits_of(parts, rows)
         if words % bits and WORD % bits:

@@ -48,15 +48,12 @@ class HQQ(CheckpointFormat):
                 raise weights.error(name, "is on: quantized scales and zero points aren't read")
 
     def modules(self, tensors: TensorSource) -> Iterable[str]:
-        """See `CheckpointFormat`."""
         return modules_with(tensors, "W_q")
 
     def suffixes(self) -> Iterable[str]:
-        """See `CheckpointFormat`."""
         return "W_q", "scale", "zero", *_META
 
     def matrix(self, parts: LayerTensors) -> WeightSource:
-        """See `CheckpointFormat`."""
         bits, group = (
             self._number(parts, "nbits", self._bits),
             self._number(parts, "group_size", self._group),

@@ -153,15 +153,12 @@ class Marlin(CheckpointFormat):
         self._group = None if size == -1 else size
 
     def modules(self, tensors: TensorSource) -> Iterable[str]:
-        """See `CheckpointFormat`."""
         return modules_with(tensors, self._names.words)
 
     def suffixes(self) -> Iterable[str]:
-        """See `CheckpointFormat`."""
         return *(name for name in self._names if name is not None), "workspace"
 
     def matrix(self, parts: LayerTensors) -> WeightSource:
-        """See `CheckpointFormat`."""
         return marlin_matrix(parts, self._names, self._width, self._group)
 
 

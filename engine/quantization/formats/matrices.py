@@ -146,7 +146,7 @@ def by_group(scales: Tensor, block: int, coding: CodeFormat, width: int) -> Tens
 
 def _select_rows(values: Tensor | SparseRows, rows: Rows) -> Tensor:
     """Return some rows; torch can't index 8-bit floats except by slices."""
-    if isinstance(rows, slice) or isinstance(values, SparseRows):
+    if isinstance(rows, slice) or isinstance(values, SparseRows) or values.element_size() > 1:
         return values[rows]
     return values.view(torch.uint8)[rows].view(values.dtype)
 
@@ -268,7 +268,7 @@ class GroupedMatrix(DequantizedSource):
         return groups.repeat_interleave(self._group, 1)[:, : self.shape[1]]
 
     def _scales_of(self, rows: Rows) -> Tensor:
-        return _select_scales(self._scales, rows).float() * self._factor
+        return _select_rows(self._scales, rows).float() * self._factor
 
     def _zeros_of(self, rows: Rows) -> Tensor:
         if isinstance(self._zeros, int):
@@ -397,10 +397,3 @@ def _constant(zeros: Callable[[Rows], Tensor]) -> Callable[[Rows], Tensor] | int
     first = points.flatten()[0]
     is_integer = float(first) == int(first) and int(first) != 0
     return int(first) if is_integer and bool((points == first).all()) else zeros
-
-
-def _select_scales(scales: Tensor, rows: Rows) -> Tensor:
-    """Return some rows; torch can't index 8-bit floats except by slices."""
-    if isinstance(rows, slice) or scales.element_size() > 1:
-        return scales[rows]
-    return scales.view(torch.uint8)[rows].view(scales.dtype)

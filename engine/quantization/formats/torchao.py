@@ -43,15 +43,12 @@ class TorchAO(CheckpointFormat):
         pass
 
     def modules(self, tensors: TensorSource) -> Iterable[str]:
-        """See `CheckpointFormat`."""
         return modules_with(tensors, _DATA)
 
     def suffixes(self) -> Iterable[str]:
-        """See `CheckpointFormat`."""
         return _DATA, _SCALE, _ZERO, *_ACTIVATION_TENSORS
 
     def matrix(self, parts: LayerTensors) -> WeightSource:
-        """See `CheckpointFormat`."""
         kind = _class_of(parts)
         if kind not in _CLASSES:
             raise parts.error(

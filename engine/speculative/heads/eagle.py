@@ -28,7 +28,6 @@ class Eagle3(LayerDraftHeads):
     """
 
     def __init__(self, source: HeadCheckpoint, target: TargetModel) -> None:
-        """Read the checkpoint. Raises `ModelLoadError` for one that doesn't fit."""
         source.same("target_hidden_size", source.hidden_size)
         spec, weights = layer_spec(source), source.weights
         width = self.width = spec.hidden_size
@@ -57,11 +56,9 @@ class Eagle3(LayerDraftHeads):
         self._ops, self.nbytes = source.ops, source.nbytes
 
     def states(self, hidden: Tensor) -> Tensor:
-        """See the base."""
         return self._fusion(hidden)
 
     def combine_inputs(self, tokens: Tensor, states: Tensor) -> tuple[Tensor, Tensor]:
-        """See the base."""
         states = states.contiguous()
         embedded = self._embedding.rows(tokens).to(states.dtype)
         embedded = self._ops.rms_norm(embedded, self._token_norm, self._eps)
@@ -69,7 +66,6 @@ class Eagle3(LayerDraftHeads):
         return torch.cat((embedded, normed), dim=-1), normed if self._adds_normed else states
 
     def logits(self, states: Tensor) -> Tensor:
-        """See the base."""
         logits = self._head(self._ops.rms_norm(states, self._norm, self._eps)).float() * self._scale
         spread = logits.new_full((len(logits), self._vocab_size), -torch.inf)
         return spread.index_copy_(1, self._tokens, logits)
@@ -114,7 +110,6 @@ class Eagle(LayerDraftHeads):
     """
 
     def __init__(self, source: HeadCheckpoint, target: TargetModel) -> None:
-        """Read the checkpoint. Raises `ModelLoadError` for one that doesn't fit."""
         source.same("hidden_size", source.hidden_size)
         source.same("truncated_vocab_size", source.vocab_size)
         if source.flag("layernorms", default=False) or source.flag("add_para_norm", default=False):
@@ -135,17 +130,14 @@ class Eagle(LayerDraftHeads):
         self.nbytes = source.nbytes
 
     def states(self, hidden: Tensor) -> Tensor:
-        """See the base."""
         return hidden
 
     def combine_inputs(self, tokens: Tensor, states: Tensor) -> tuple[Tensor, Tensor]:
-        """See the base."""
         embedded = self._model.embedding.rows(tokens).to(states.dtype)
         x = self._fusion(torch.cat((embedded, states), dim=-1))
         return x, x
 
     def logits(self, states: Tensor) -> Tensor:
-        """See the base."""
         return self._model.logits(states)
 
 

@@ -96,12 +96,10 @@ class HeadLayer(PagedLayer):
             self._cos_sin = cos_sin_table(rope, max_model_len).to(source.ops.device)
 
     def write(self, x: Tensor, positions: Tensor, slots: Tensor) -> None:
-        """See the base."""
         k, v = self._keys_values(x)
         self._write(torch.empty(k.shape, dtype=k.dtype, device=k.device), k, v, positions, slots)
 
     def __call__(self, x: Tensor, residual: Tensor, step: AttentionMetadata) -> Tensor:
-        """See the base."""
         spec, ops = self._spec, self._ops
         q = self._q(x).unflatten(-1, (spec.num_heads, spec.head_dim))
         k, v = self._keys_values(x)

@@ -59,7 +59,6 @@ class Medusa(DraftHeads):
     """
 
     def __init__(self, source: HeadCheckpoint) -> None:
-        """Read the checkpoint. Raises `ModelLoadError` for one that doesn't fit."""
         source.same("hidden_size", source.hidden_size)
         source.same("vocab_size", source.vocab_size)
         layout = _Layout.of(source)
@@ -90,7 +89,6 @@ class Medusa(DraftHeads):
         return source.pack(source.weights.get(name, shape)[self._tokens])
 
     def start(self, hidden: Tensor) -> Tensor:
-        """See the base."""
         return hidden
 
     def logits(self, depth: int, state: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:

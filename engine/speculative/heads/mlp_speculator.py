@@ -38,7 +38,6 @@ class MlpSpeculator(DraftHeads):
     """
 
     def __init__(self, source: HeadCheckpoint) -> None:
-        """Read the checkpoint. Raises `ModelLoadError` for one that doesn't fit."""
         if (kind := source.config.get("speculator_type", "mlp")) != "mlp":
             raise source.error(f"speculator_type {kind!r:.80} isn't run: only plain MLPs are")
         source.same("emb_dim", source.hidden_size)
@@ -50,21 +49,20 @@ class MlpSpeculator(DraftHeads):
         if tied and self.max_drafts == 1:
             raise source.error("tie_weights needs n_predict of 2 at least")
         self._feeds = source.feeds
-        self._stages = _tied(source, self.max_drafts, self._inner) if tied else self._untied(source)
+        sizes = [source.hidden_size, *[self._inner] * (self.max_drafts - 1)]
+        self._stages = (
+            _tied(source, self.max_drafts, self._inner)
+            if tied
+            else [_stage(source, index, self._inner, size) for index, size in enumerate(sizes)]
+        )
         decay = 0.5 ** (0.5 / self.max_drafts)
         self._token_weight = math.sqrt((1 - decay**2) * (self._inner / 2)) / decay
         self.nbytes = source.nbytes
 
-    def _untied(self, source: HeadCheckpoint) -> list[_Stage]:
-        sizes = [source.hidden_size, *[self._inner] * (self.max_drafts - 1)]
-        return [_stage(source, index, self._inner, size) for index, size in enumerate(sizes)]
-
     def start(self, hidden: Tensor) -> Tensor:
-        """See the base."""
         return _normed(hidden) / math.sqrt(2) if self._scales_input else hidden
 
     def logits(self, depth: int, state: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
-        """See the base."""
         stage = self._stages[depth]
         mixed = apply_linear(stage.projection, state, self._feeds)
         mixed = mixed + self._token_weight * stage.embedding.rows(tokens)

@@ -71,7 +71,6 @@ class MtpLayer(PagedLayer):
         self._attention = attention
 
     def write(self, x: Tensor, positions: Tensor, slots: Tensor) -> None:
-        """See the base."""
         attention, heads = self._attention, (-1, self._spec.head_dim)
         if isinstance(attention, MlaAttention):
             attention.write(x, positions, slots, LayerCache(self._keys, self._values))
@@ -141,17 +140,14 @@ class Mtp(LayerDraftHeads):
             self.nbytes += self._head.nbytes
 
     def states(self, hidden: Tensor) -> Tensor:
-        """See the base."""
         return hidden
 
     def combine_inputs(self, tokens: Tensor, states: Tensor) -> tuple[Tensor, Tensor]:
-        """See the base."""
         embedded = self._token_norm(self._embedding.rows(tokens).to(states.dtype))
         residual = self._fusion(torch.cat((embedded, self._state_norm(states)), dim=-1))
         return self._input_norm(residual), residual
 
     def logits(self, states: Tensor) -> Tensor:
-        """See the base."""
         x = self._norm(states)
         return self._model.logits(x) if self._head is None else self._head(x).float()
 

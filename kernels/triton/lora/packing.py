@@ -85,7 +85,11 @@ def blocks_of(parts: list[LoraSlice], columns: int) -> tuple[Tensor, Tensor]:
     total = 0
     for first in range(0, columns, COLUMN_BLOCK):
         last = min(first + COLUMN_BLOCK, columns)
-        block_slices = [part for part in parts if part.b.shape[1] and _meets(part, first, last)]
+        block_slices = [
+            part
+            for part in parts
+            if part.b.shape[1] and part.first < last and first < part.first + len(part.b)
+        ]
         start = min((part.start for part in block_slices), default=0)
         end = max((part.start + padded_rank(part.b.shape[1]) for part in block_slices), default=0)
         block = torch.zeros(COLUMN_BLOCK, end - start, dtype=parts[0].b.dtype if parts else None)
@@ -100,10 +104,6 @@ def blocks_of(parts: list[LoraSlice], columns: int) -> tuple[Tensor, Tensor]:
     if total >= 1 << 31:
         raise ValueError(f"an adapter of {columns} columns has {total} numbers in its B: too many")
     return torch.cat(blocks), torch.tensor(offsets, dtype=torch.int32)
-
-
-def _meets(part: LoraSlice, first: int, last: int) -> bool:
-    return part.first < last and first < part.first + len(part.b)
 
 
 # An embedding needs no shrink: each token has its own row of A. The expand is a linear layer's.

@@ -213,7 +213,6 @@ class Int4Linear(QuantizedLinear):
         self.nbytes = sum(part.nbytes for part in parts if part is not None)
 
     def _fitted(self, tile: ProductTile, rows: int, target: Target | None) -> ProductTile:
-        """See `QuantizedLinear`; the tiles of experts have the given number of rows."""
         fitted = four_bit_tile(tile, rows)
         return fitted if target is not None else replace(fitted, rows=tile.rows)
 
