@@ -4,5 +4,4 @@ import logging
 
 
 def init_logger(name: str) -> logging.Logger:
-    """Return the logger of this name."""
     return logging.getLogger(name)

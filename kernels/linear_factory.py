@@ -137,7 +137,6 @@ class CodeFormat:
 
     @property
     def bits(self) -> int:
-        """Bits of a code."""
         return 8 if self.kind == "e4m3" else 4
 
 

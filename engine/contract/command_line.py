@@ -47,7 +47,6 @@ class JsonSettings:
 
     @classmethod
     def error(cls, message: str) -> ConfigError:
-        """Return the error of these settings."""
         return ConfigError(f"{cls.PARAM}: {message}", param=cls.PARAM)
 
     @classmethod
@@ -299,8 +298,7 @@ def expand_args(words: Sequence[str], parser: argparse.ArgumentParser | None = N
 
     Raises:
         ConfigError: the file can't be read, isn't a mapping or has an unknown setting; a switch has
-        a
-            value that is neither true nor false.
+            a value that is neither true nor false.
     """
     words = list(words)
     if "--" in words:

@@ -1,8 +1,7 @@
 """The error hierarchy. Every expected error is a `QuireError`.
 
-`status` and `error_type` follow OpenAI's envelope
-`{"error": {"message", "type", "param", "code"}}`; higher layers subclass these, and a single
-renderer (`inference.errors`) writes them.
+`status` and `error_type` follow OpenAI's envelope `{"error": {"message", "type", "param",
+"code"}}`; higher layers subclass these, and a single renderer (`inference.errors`) writes them.
 """
 
 import re

@@ -44,7 +44,6 @@ class KVEventsConfig(JsonSettings):
 
     @property
     def publishes(self) -> bool:
-        """Whether events are published."""
         return self.enable_kv_cache_events and self.publisher != "null"
 
     def __post_init__(self) -> None:

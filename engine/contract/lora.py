@@ -204,7 +204,6 @@ class DigestCache:
         return digests
 
     def get_cached(self, path: Path, states: FileFingerprints) -> tuple[str, str] | None:
-        """Return the cached digests of files with these fingerprints, or None."""
         with self._lock:
             entry = self._entries.get(path)
             if entry is None or entry[0] != states:

@@ -184,8 +184,7 @@ class EngineRequest(msgspec.Struct, tag="request", omit_defaults=True, kw_only=T
             all outputs end with finish reason "budget". In a beam search each beam counts.
         trace_headers: W3C's `traceparent` and `tracestate` of the calling span; {} for none.
         isolated: it runs in steps of its own until it gets a token: replicas have died in steps
-        that
-            included it among others.
+            that included it among others.
         prefilled: a prefill replica has just saved its prompt's blocks in the shared tier.
         kv_peer: tcp://HOST:PORT of that replica if it serves the blocks itself; "": it doesn't.
         do_remote_decode: another replica goes on with the prompt.
@@ -328,8 +327,7 @@ class FlightRecord(msgspec.Struct, omit_defaults=True, kw_only=True):
         preempted_at: of the first `MAX_RECORDED_CHUNKS` preemptions, milliseconds after its
             arrival.
         model_forward_time, model_execute_time: time of its steps in the model's forward pass, and
-        in
-            the worker; only with `collect_detailed_traces`.
+            in the worker; only with `collect_detailed_traces`.
         num_ahead, num_ahead_own: sequences that ran or waited when the first output was queued: all
             of them, and those of its own tenant.
         behind: ids of its own tenant's requests among them, at most `MAX_NAMED`: never another's.
@@ -382,8 +380,7 @@ class TokenDelta(msgspec.Struct, omit_defaults=True, kw_only=True):
         cumulative_logprob: a beam's, on its only delta.
         num_prompt_tokens, num_cached_tokens: on the first and on the final delta.
         pooled: a pooling model's result on the only delta, little-endian float32: one row, or one
-        per
-            prompt token for the tasks by token.
+            per prompt token for the tasks by token.
         error: set with finish_reason "error".
         flight: on the final delta.
         kv_transfer_params: what the KV connector says for the answer, on the final delta.

@@ -19,8 +19,7 @@ class Variable:
             effect, comma-separated; "" for none.
         reason: a note, or why there is none.
         acts: whether it has the effect of the first of `ours`: a variable of Quire's, or the flag
-        of
-            an engine setting, unless these are set.
+            of an engine setting, unless these are set.
     """
 
     name: str

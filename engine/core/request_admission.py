@@ -21,7 +21,6 @@ class PauseMode:
         self._mode, self._refusal = "", refusal
 
     def __bool__(self) -> bool:
-        """Whether it is paused in any mode."""
         return bool(self._mode)
 
     @property

@@ -53,7 +53,6 @@ class StepsInFlight:
 
     @property
     def sequences(self) -> list[Sequence]:
-        """The sequences of all steps."""
         return [sequence for step in self._steps for sequence in step.scheduled]
 
     def wait_until_failed(self) -> bool:

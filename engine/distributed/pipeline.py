@@ -134,7 +134,6 @@ class StageSockets:
 
     @property
     def descriptors(self) -> list[int]:
-        """All of them."""
         ends = (self.previous, self.next, *self.logits, *self.tensors)
         return [descriptor for descriptor in ends if descriptor is not None]
 

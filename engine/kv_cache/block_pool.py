@@ -318,8 +318,7 @@ class BlockPool:
 
         Args:
             tables: the block tables of all live sequences, each with its tenant; reference counts
-            must
-                match them.
+                must match them.
         """
         free_ids = [block.block_id for block in self.free_blocks_in_order]
         if len(free_ids) != len(set(free_ids)) or len(free_ids) != self.num_free_blocks:

@@ -38,7 +38,6 @@ class StoredPayload(NamedTuple):
 
     @property
     def is_unchanged(self) -> bool:
-        """Whether the payload is as it was stored."""
         return self.checksum_of(self.payload, self.seed) == self.checksum
 
 

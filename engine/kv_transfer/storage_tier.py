@@ -54,7 +54,6 @@ class RecordHeader(NamedTuple):
 
     @classmethod
     def for_block(cls, key: bytes, nonce: bytes, sealed: bytes, owner: bytes) -> Self:
-        """The header of a sealed block."""
         return cls(len(sealed), key, nonce, _checksum(key, nonce, sealed), owner)
 
     @classmethod

@@ -20,7 +20,6 @@ _DTYPES = ("F32", "BF16", "F16")
 
 
 def tensor_error(name: str, why: str, file: str = WEIGHTS_FILE) -> InvalidRequest:
-    """Return the error for a tensor, which names it."""
     return InvalidRequest(f"{file}: {format_value(name)} {why}.", param=name[:200])
 
 
@@ -205,7 +204,6 @@ class LoRALayer:
         return 0 if self.a is None else self.a.shape[0]
 
     def tensors(self) -> Iterator[Tensor]:
-        """Return all tensors."""
         for tensor in (self.a, self.b, self.b_bias, self.magnitude, self.bias):
             if tensor is not None:
                 yield tensor
@@ -244,7 +242,6 @@ class LoRAAdapter:
         yield from (table for table in (self.embedding, self.head) if table is not None)
 
     def tensors(self) -> Iterator[Tensor]:
-        """Return all tensors."""
         for delta in self.iter_layers():
             yield from delta.tensors()
         yield from self.tables.values()

@@ -570,7 +570,6 @@ class DecoderSpec:
         )
 
     def has_attention(self, layer: int) -> bool:
-        """Return whether a layer has attention."""
         return self.attends[layer] if self.attends else not self.carries_state[layer]
 
     def kv_source(self, layer: int) -> int:

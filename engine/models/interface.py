@@ -100,7 +100,6 @@ class ModelFacts:
 
     @property
     def tasks(self) -> list[str]:
-        """The model's tasks."""
         if self.pooling is not None:
             return list(self.pooling.tasks)
         return [GENERATE, TRANSCRIPTION] if self.encoder_length else [GENERATE]

@@ -92,7 +92,6 @@ class BeamSearchOutput:
 def beams_of(
     result: RequestOutput, params: BeamSearchParams, tokenizer: Tokenizer | None
 ) -> BeamSearchOutput:
-    """Return the beams of a search's result."""
     if result.error is not None:
         return BeamSearchOutput([], result.error)
     prompt = result.prompt_token_ids

@@ -272,7 +272,6 @@ class RequestOutputCollector:
 
     @property
     def finished(self) -> bool:
-        """Whether all outputs have finished."""
         return self.error is not None or all(
             assembler.output.finished for assembler in self._assemblers
         )

@@ -108,7 +108,6 @@ class CompletionOutput:
 
     @property
     def finished(self) -> bool:
-        """Whether the output has finished."""
         return self.finish_reason is not None
 
 

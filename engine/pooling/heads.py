@@ -208,8 +208,7 @@ def token_head(
     """[n, hidden] -> [n, labels] from the rows of `settings.tokens`.
 
     With `is_bidirectional` the one logit is the second token's minus the first's, so that its
-    sigmoid is the
-    second's part of a softmax over both.
+    sigmoid is the second's part of a softmax over both.
 
     Raises `ModelLoadError` for a token that the vocabulary doesn't have.
     """

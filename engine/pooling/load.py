@@ -120,9 +120,8 @@ def load_pooled(
     """Load the transformer in `dtype`, and its pooler.
 
     `form` is the checkpoint's quantization format, `rounds` the method that rounds the
-    transformer's weights while they load, `ranks` the tensor-parallel ranks of a decoder,
-    `vision` the encoder in front of a decoder, and `expert_shard` this rank's experts; each may be
-    None.
+    transformer's weights while they load, `ranks` the tensor-parallel ranks of a decoder, `vision`
+    the encoder in front of a decoder, and `expert_shard` this rank's experts; each may be None.
 
     Raises `ModelLoadError` for missing or misshapen weights.
     """

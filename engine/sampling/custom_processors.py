@@ -65,8 +65,7 @@ class LogitsProcessors:
     """The engine's logits processors, updated with each step's rows.
 
     An error of a processor fails the step. Its sequences then run one by one, so that only the
-    request that causes the error fails.
-    request that causes it fails.
+    request that causes the error fails. request that causes it fails.
     """
 
     def __init__(

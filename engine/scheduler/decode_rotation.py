@@ -42,7 +42,6 @@ class StepDemand:
 
     @classmethod
     def from_running(cls, running: Iterable[Sequence]) -> StepDemand:
-        """The demand of these sequences."""
         rows, pending = 0, 0
         for sequence in running:
             remaining = len(sequence.token_ids) + sequence.num_placeholders

@@ -217,5 +217,4 @@ class StepBuilder:
 
 
 def _ids(tables: list[list[Block]]) -> list[list[int]]:
-    """The block ids of block tables."""
     return [[block.block_id for block in table] for table in tables]

@@ -358,5 +358,4 @@ class DraftModelProposer:
 
 
 def _ids(tables: BlockTables) -> BlockIds:
-    """Return the block ids of tables."""
     return [[block.block_id for block in table] for table in tables]

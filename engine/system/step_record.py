@@ -69,7 +69,6 @@ class SharedStepRecord:
         self._is_innocent = True
 
     def read(self) -> LastStep | None:
-        """Return the last record, or None."""
         head = os.pread(self.fd, _HEAD, 0)
         slot = head[0]
         if not slot:

@@ -69,9 +69,8 @@ def prepare_messages(
     and call arguments in a form that it supports.
 
     `content_format`: "string" or "openai" (a list of parts) for every message; "auto": the form
-    that the template reads.
-    `image_mark`: inserted for each image in content that becomes a string, before its text; "" if
-    the model has no image token.
+    that the template reads. `image_mark`: inserted for each image in content that becomes a string,
+    before its text; "" if the model has no image token.
 
     Raises:
         InvalidRequest: no messages, one that isn't an object with a role, or invalid content.

@@ -1,8 +1,7 @@
 """Builds `tokenizer.json` from vocabulary files of SentencePiece, tiktoken and Mistral.
 
 What the Python code of such folders would add (special tokens, a prefix) is in a table here; no
-code in a folder is run.
-code of a folder runs.
+code in a folder is run. code of a folder runs.
 """
 
 from __future__ import annotations

@@ -267,7 +267,6 @@ class Source:
 
 
 def _class_name(auto_class: Any, config: PreTrainedConfig) -> str:
-    """Return the name of an auto class's class for a config, or ""."""
     mapping = auto_class._model_mapping
     return mapping[type(config)].__name__ if type(config) in mapping else ""
 

@@ -56,8 +56,7 @@ class CompiledStepRunner:
         hidden: tuple[HiddenStateStore, int] | None = None,
     ) -> None:
         """`masks`: grammar bitmasks. `hidden`: the store of hidden states and the width of the
-        states
-        states that `step` returns; None: no states are saved.
+        states states that `step` returns; None: no states are saved.
         """
         self._step = step
         self._batch = batch

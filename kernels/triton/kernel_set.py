@@ -75,7 +75,6 @@ class TritonKernels(KernelSet):
         return major * 10 + minor
 
     def activation_dtype(self, weights: torch.dtype) -> torch.dtype:
-        """The weights' dtype."""
         return weights
 
     def new_kv_cache(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:

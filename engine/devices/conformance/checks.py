@@ -63,7 +63,6 @@ class Bench:
         self._expected: dict[str, list[list[int]]] = {}
 
     def model(self, family: str) -> TinyModel:
-        """The model of a family."""
         if family not in self._models:
             self._models[family] = TinyModel(family, self._folder / family)
         return self._models[family]

@@ -256,7 +256,6 @@ class EncoderLoader:
         return LoraLinear(self.ops, layer, (index, slot), self._step)
 
     def layer(self, index: int) -> EncoderLayer:
-        """One layer."""
         spec, names, prefix = self.spec, self.spec.names, self.spec.names.layer.format(index)
         has_norm = spec.wiring == "post" or spec.first_norm or index > 0
         return EncoderLayer(

@@ -112,7 +112,6 @@ class AltUpLayer:
         cache: Any,
         rows: Tensor | None,
     ) -> tuple[Tensor, Tensor]:
-        """Return x and the residual."""
         if context.layer_inputs is None:
             raise RuntimeError("the step doesn't say what its layers' inputs are")
         predicted = self.altup.predict(residual)

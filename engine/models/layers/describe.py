@@ -37,7 +37,6 @@ from kernels.interface import ActivationSpec
 
 
 def describe(spec: DecoderSpec) -> ModelDescription:
-    """Describe a model."""
     names = spec.names
     head = TableDescription(
         names.embedding if spec.tie_embeddings else names.lm_head,
@@ -57,7 +56,6 @@ def describe(spec: DecoderSpec) -> ModelDescription:
 
 
 def describe_layer(spec: DecoderSpec, index: int) -> LayerDescription:
-    """Describe a layer."""
     names, prefix = spec.names, spec.names.layer.format(index)
     moe = spec.moe if spec.moe is not None and spec.moe.layers[index] else None
     has_residual_mlp = moe is not None and spec.residual_size > 0

@@ -219,7 +219,6 @@ def _prefixed(names: WeightNames, head_prefix: str, body_prefix: str) -> WeightN
 
 
 def clip_tower(vision: Config, prefix: str) -> VisionSpec:
-    """Return the spec of CLIP's vision tower."""
     return make_tower_spec(
         vision, prefix, class_token=True, patch_bias=False, first_norm="pre_layrnorm", eps=1e-5
     )

@@ -35,7 +35,6 @@ class ConfigFields:
         return self._values.get(name)
 
     def names(self) -> Iterable[str]:
-        """Return the names of all fields."""
         return self._values.keys()
 
     def integer(self, name: str, default: int | None, choices: Iterable[int] = ()) -> int:
@@ -49,7 +48,6 @@ class ConfigFields:
         return value
 
     def boolean(self, name: str, default: bool) -> bool:
-        """Return a boolean."""
         value = self._values.get(name)
         value = default if value is None else value
         if type(value) is not bool:
@@ -167,7 +165,6 @@ class LayerTensors:
         return shape
 
     def read(self, suffix: str, dtypes: Dtypes, shape: tuple[int, ...] | None = None) -> Tensor:
-        """Return a tensor of one of these dtypes, with this shape if given."""
         if suffix not in self:
             raise self.error(suffix, "isn't there, and the layer's other tensors need it")
         tensor = self.tensors.stored(self.name(suffix))

@@ -60,9 +60,7 @@ _REFUSED = {
 
 
 def register_format(form: type[CheckpointFormat]) -> None:
-    """Read checkpoints whose `quant_method` is the format's name; see
-    docs/extending.md.
-    """
+    """Read checkpoints whose `quant_method` is the format's name; see docs/extending.md."""
     FORMATS[form.name] = form
 
 
