@@ -168,9 +168,9 @@ class PoolingParams(msgspec.Struct, omit_defaults=True, kw_only=True):
         for name in ("second_segment", "align_from", "num_states"):
             checks.check_int(name, getattr(self, name), 0)
         if not isinstance(self.use_activation, bool | None):
-            shown = checks.format_value(self.use_activation)
+            formatted = checks.format_value(self.use_activation)
             raise InvalidRequest(
-                f"use_activation must be a boolean, got {shown}.", param="use_activation"
+                f"use_activation must be a boolean, got {formatted}.", param="use_activation"
             )
 
     @property

@@ -138,8 +138,10 @@ def pack_adapter(
     table = model.lora_table([*layers, packer.ends] if model.lora_slots else layers)
     spec = model.spec
     # Each rank computes all heads of layers with states or latents.
-    whole = isinstance(spec, DecoderSpec) and not (spec.states is None and spec.latents is None)
-    if shard is not None and (table is None or whole):
+    has_all_heads = isinstance(spec, DecoderSpec) and not (
+        spec.states is None and spec.latents is None
+    )
+    if shard is not None and (table is None or has_all_heads):
         raise _shard_error(shard, f"of {model.spec.architecture}")
     return AdapterWeights(
         digest=adapter.digest,
