@@ -127,8 +127,9 @@ def num_cpu_blocks(
 ) -> int:
     """Blocks of the KV pool on a CPU.
 
-    `num_gpu_blocks_override` takes precedence, then `cpu_kvcache_space`; the default is a quarter
-    of the free memory, at most 4 GiB. Never more than all sequences at full length could use.
+    `num_gpu_blocks_override` takes precedence, then `cpu_kvcache_space`; the default is what the
+    predecessor has, or a quarter of the free memory, at most 4 GiB. Never more than all sequences
+    at full length could use.
 
     Args:
         config: the settings.
@@ -147,6 +148,8 @@ def num_cpu_blocks(
             )
         return config.num_gpu_blocks_override
     space = kv_cache_space(config)
+    if config.cpu_kvcache_space is None and (tokens := os.environ.get(PREDECESSOR_VARIABLE)):
+        space = min(int(tokens) * bytes_per_token, _DEFAULT_MAX_BYTES)
     blocks = space // (bytes_per_token * config.block_size)
     if blocks < min_blocks:
         raise ConfigError(
@@ -161,8 +164,7 @@ def kv_cache_space(config: EngineConfig) -> int:
     """Bytes for keys and values, and the same again for checkpoints of states."""
     if config.cpu_kvcache_space is not None:
         return int(config.cpu_kvcache_space * GIB)
-    freed = int(os.environ.get(PREDECESSOR_VARIABLE, "0"))
-    return min((available_memory() + freed) // 4, _DEFAULT_MAX_BYTES)
+    return min(available_memory() // 4, _DEFAULT_MAX_BYTES)
 
 
 def max_states(state_bytes: int) -> int:

@@ -62,7 +62,7 @@ class LoraWorker:
             return "There is no model yet."
         model = self._loaded.model
         if isinstance(model, SupportsLoRA):
-            return self._obstacle
+            return self._obstacle or getattr(model, "adapter_refusal", "")
         other = (
             "Adapters are for models that run on Quire's own decoders and encoders or on the "
             f"Transformers bridge; this {self._loaded.spec.architecture} doesn't."

@@ -284,9 +284,11 @@ class Worker:
         """Bytes of KV cache per token for `num_layers` layers, by default all."""
         spec = self.loaded.spec
         size = spec.kv_bytes_per_token(self._kv_dtype.itemsize, num_layers)
-        copies = self.ranks is not None and not self._config.deals_tokens
-        if self.ranks is not None and copies and isinstance(spec, DecoderSpec):
-            size *= num_kv_copies(spec, self.ranks.size)  # the memory of all ranks together
+        if self.ranks is not None and not self._config.deals_tokens:
+            # The memory of all ranks together; a bridged model's spec is that of this one.
+            num_ranks = self.ranks.size
+            native = isinstance(spec, DecoderSpec)
+            size *= num_kv_copies(spec, num_ranks) if native else num_ranks
         if self._kv_dtype != torch.int8:
             return size
         if not isinstance(spec, DecoderSpec):

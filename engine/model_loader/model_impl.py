@@ -508,7 +508,9 @@ def _pooled(order: BuildRequest, settings: PoolingModelConfig) -> LoadedImpl:
 def _bridged(order: BuildRequest, outside: Any = None) -> LoadedImpl:
     """Build a model of `transformers`, which is only imported here."""
     folder, raw, config = order.folder, order.raw, order.config
-    reject_ranks(order, "a model of the Transformers bridge")
+    reject_ranks(dataclasses.replace(order, ranks=None), "a model of the Transformers bridge")
+    if order.ranks is not None:
+        _check_bridged_ranks(config)
     reject_batch_invariance(config, order.ops.device, "the Transformers bridge")
     refuse_kv_scale_file(config, "a model of the Transformers bridge")
     reject_state_dtype(config, "a model of the Transformers bridge")
@@ -534,13 +536,30 @@ def _bridged(order: BuildRequest, outside: Any = None) -> LoadedImpl:
     moves = order.ops.device != HOST
     ops = kernels.get(HOST, use_compiled=config.cpu_kernels and not moves)
     scheme = make_quant_scheme(rounds)
-    model = load_bridge(source, spec, ops, dtype, max_model_len, order.progress, scheme)
+    model = load_bridge(
+        source, spec, ops, dtype, max_model_len, order.progress, scheme, order.ranks
+    )
     if moves:
         model.to_device(order.ops)
     if config.disable_sliding_window:
         max_model_len = min([max_model_len, *filter(None, model.spec.sliding_windows)])
         without_windows(model)
     return LoadedImpl(model, model.spec, dtype, max_model_len)
+
+
+def _check_bridged_ranks(config: EngineConfig) -> None:
+    """Raise `ConfigError` for ways of sharing that plans of `transformers` don't describe here."""
+    settings = {
+        CONTEXT_PARAM: config.deals_tokens,
+        "enable_expert_parallel": config.enable_expert_parallel,
+    }
+    for param, is_set in settings.items():
+        if is_set:
+            raise ConfigError(
+                f"{param} can't be used for a model of the Transformers bridge: ranks share its "
+                "heads and linear layers alone. Leave it out.",
+                param=param,
+            )
 
 
 def resolve_dtype(requested: str, checkpoint: str) -> torch.dtype:

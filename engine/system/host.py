@@ -159,22 +159,8 @@ def total_memory() -> int:
     return min([installed, *(limit for limit in limits if limit is not None)])
 
 
-#: Bytes that the replica in whose place this process serves frees as soon as it does.
-PREDECESSOR_VARIABLE = "QUIRE_PREDECESSOR_BYTES"
-
-
-def anonymous_memory(group: int) -> int:
-    """Return the bytes that the processes of a group have and no file backs; 0 if it has none."""
-    total = 0
-    for path in Path("/proc").glob("[0-9]*/status"):
-        try:
-            if os.getpgid(int(path.parent.name)) != group:
-                continue
-            fields = dict(line.split(":", 1) for line in path.read_text().splitlines())
-        except OSError:  # it has ended
-            continue
-        total += int(fields.get("RssAnon", "0 kB").split()[0]) * 1024
-    return total
+#: Tokens in the KV cache of the replica in whose place this process serves, and which then ends.
+PREDECESSOR_VARIABLE = "QUIRE_PREDECESSOR_TOKENS"
 
 
 def available_memory() -> int:

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
 from engine.quantization.packing import DenseSource, LinearPacker, QuantScheme
+from engine.transformers_backend.ranks import LoneShard, RankPlan
 from kernels import KernelSet, LinearLayer
 from kernels.reference.linear import ReferenceLinear
 
@@ -101,8 +102,13 @@ class Table(nn.Module):
 
 
 @torch.no_grad()
-def pack(model: nn.Module, ops: KernelSet, scheme: QuantScheme) -> int:
-    """Pack linear layers one at a time; return the bytes that a pass over a token reads."""
+def pack(
+    model: nn.Module, ops: KernelSet, scheme: QuantScheme, plan: RankPlan | None = None
+) -> int:
+    """Pack linear layers one at a time; return the bytes that a pass over a token reads.
+
+    `plan`: of ranks that share them.
+    """
     output, words = (_table(model, f"get_{side}_embeddings") for side in ("output", "input"))
     linears, tables = _owners_by_module(model, nn.Linear), _owners_by_module(model, nn.Embedding)
     layers: dict[int, LinearLayer] = {}
@@ -111,8 +117,13 @@ def pack(model: nn.Module, ops: KernelSet, scheme: QuantScheme) -> int:
         bias = None if bias is None else bias.detach().float()
         kind = scheme.embeddings if child is output else scheme.layers
         kind = None if owners[0][1] in _ROUTERS else kind
-        stack = LinearPacker([DenseSource(weight)])
-        layer = layers[weight.data_ptr()] = stack.pack(ops, bias, weight.dtype, kind)
+        address, rows = weight.data_ptr(), None if plan is None else plan.share(child)
+        if rows is not None:
+            weight, bias = weight[rows], None if bias is None else bias[rows]
+        layer = LinearPacker([DenseSource(weight)]).pack(ops, bias, weight.dtype, kind)
+        if plan is not None and rows is not None:
+            layer = plan.wrap(child, layer)
+        layers[address] = layer
         _replace(owners, PackedModule(layer, bias))
         if all(child.weight is not table.weight for table, _ in tables):
             child.weight = None
@@ -158,6 +169,15 @@ def _to_float32(model: nn.Module) -> int:
             tensor.data = tensor.data.float()
         total += tensor.nbytes
     return total
+
+
+def join_ranks(model: nn.Module) -> None:
+    """Let the layers of a packed model meet those of the other ranks."""
+    for module in model.modules():
+        if isinstance(module, PackedModule) and isinstance(module.layer, LoneShard):
+            module.layer = module.layer.join()
+        elif isinstance(module, Table) and isinstance(module._layer, LoneShard):
+            module._layer = module._layer.join()
 
 
 def move(model: nn.Module, ops: KernelSet) -> None:

@@ -43,9 +43,11 @@ from engine.transformers_backend.attention import (
 )
 from engine.transformers_backend.linear import pack
 from engine.transformers_backend.model import TransformersModel, TransformersSpec
+from engine.transformers_backend.ranks import RankPlan
 from engine.transformers_backend.verify import AttentionProbe, UnsupportedAttention, verify_parity
 from engine.transformers_backend.vision import TransformersVisionModel, verify_pictures
 from kernels import KernelSet
+from kernels.interface import RankGroup
 
 log = logging.getLogger(__name__)
 
@@ -309,18 +311,21 @@ def load_bridge(
     max_model_len: int,
     progress: Callable[[int, int], None],
     scheme: QuantScheme = QuantScheme(),  # noqa: B008
+    ranks: RankGroup | None = None,
 ) -> TransformersModel:
-    """Load, explore and verify a model.
+    """Load, explore and verify a model, or this rank's share.
 
-    Raises `ModelLoadError` with the reason if it can't use the paged cache.
+    Raises `ModelLoadError` with the reason if it can't use the paged cache, `ConfigError` if ranks
+    can't share it.
     """
     register()
     progress(0, 2)
     model = source.model(dtype)
     progress(1, 2)
+    plan = None if ranks is None else RankPlan(model, ranks)
     try:
         kind = TransformersVisionModel if source.sees else TransformersModel
-        bridged = bridge(model, spec, ops, max_model_len, scheme, kind)
+        bridged = bridge(model, spec, ops, max_model_len, scheme, kind, plan)
         if isinstance(bridged, TransformersVisionModel):
             verify_pictures(bridged, source.folder)
     except UnsupportedAttention as error:
@@ -334,6 +339,8 @@ def load_bridge(
             f"{type(error).__name__}: {error}",
             param="model",
         ) from error
+    if ranks is not None:
+        bridged.join_ranks()
     progress(2, 2)
     return bridged
 
@@ -345,13 +352,14 @@ def bridge(
     max_model_len: int,
     scheme: QuantScheme = QuantScheme(),  # noqa: B008
     kind: type[TransformersModel] = TransformersModel,
+    plan: RankPlan | None = None,
 ) -> TransformersModel:
     """Make a model use the paged attention kernels.
 
     Raises `UnsupportedAttention`, and whatever an incompatible model raises.
     """
     num_parameters = sum(tensor.numel() for tensor in model.parameters())
-    decode_bytes = pack(model, ops, scheme)
+    decode_bytes = pack(model, ops, scheme, plan)
     _freeze_rope(model, max_model_len)
     bridged = kind(model, spec, ops, decode_bytes)
     bridged.stateful = _is_stateful(bridged)

@@ -32,7 +32,7 @@ from engine.transformers_backend.attention import (
     scatter,
     use_handler,
 )
-from engine.transformers_backend.linear import move
+from engine.transformers_backend.linear import join_ranks, move
 from engine.transformers_backend.lora import LoraModules
 from kernels import KernelSet, LinearLayer
 from kernels.lora import LayerLoras
@@ -160,6 +160,12 @@ class TransformersModel:
         # A copy, because the runner replaces its attention.
         self.ops = copy.copy(ops)
         self.adapter_refusal = "Adapters of models of the Transformers bridge run on CPUs alone."
+
+    def join_ranks(self) -> None:
+        """Share the linear layers with the other ranks from now on; see `LoneShard`."""
+        self.adapted.clear()
+        join_ranks(self.model)
+        self.adapter_refusal = "Ranks share no adapters of models of the Transformers bridge."
 
     def load(self, weights: Weights, progress: Callable[[int, int], None]) -> None:
         """Do nothing: `transformers` has read the weights."""

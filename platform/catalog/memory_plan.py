@@ -20,12 +20,12 @@ class MemoryPlan:
     Attributes:
         text: replicas, their ranks and their estimated memory beside the machine's, as a phrase.
         fits: whether the machine has as much memory, free or not.
-        fits_extra: whether the free memory suffices for one replica more.
+        fits_again: whether the free memory suffices for as many replicas once more.
     """
 
     text: str
     fits: bool
-    fits_extra: bool
+    fits_again: bool
 
 
 def plan_memory(model: ServedModel, node: str = "") -> MemoryPlan | None:
@@ -41,12 +41,13 @@ def plan_memory(model: ServedModel, node: str = "") -> MemoryPlan | None:
     # A KV cache without a configured size uses the remaining memory.
     need = estimate_memory(checkpoint, model.replica_settings(0), sequences=0)
     count = model.num_replicas + model.num_spares
+    total = count * need.total
     processes = f"{count} replica{'s' if count > 1 else ''}"
     if need.num_ranks > 1:
         processes += f" of {need.num_ranks} ranks, {filesizeformat(need.per_rank)} in each"
     text = (
-        f"{processes}: about {filesizeformat(count * need.total)} of "
+        f"{processes}: about {filesizeformat(total)} of "
         f"{filesizeformat(total_memory())} on {need.host}, where "
         f"{filesizeformat(need.available)} are free"
     )
-    return MemoryPlan(text, count * need.total <= total_memory(), need.fits)
+    return MemoryPlan(text, total <= total_memory(), total <= need.available)

@@ -10,7 +10,7 @@ import logging
 import re
 import socket
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from datetime import datetime
 
 import redis
@@ -33,7 +33,7 @@ from common.loops import record_failure
 from engine.contract import messages, redis_keys
 from engine.contract.errors import QuireError
 from engine.contract.messages import Heartbeat, ModelInfo
-from engine.system.host import PREDECESSOR_VARIABLE, anonymous_memory
+from engine.system.host import PREDECESSOR_VARIABLE
 from engine.system.redis_client import sync_client
 
 # A new process imports its engine before its first heartbeat: seconds, or half a minute on a busy
@@ -105,6 +105,14 @@ def replica_id_of(model: ServedModel, index: int, node: str) -> str:
     return f"{name}-{model.pk}-{index}@{node}"
 
 
+def _side_of(
+    sides: Sequence[list[ReplicaSlot]], slots: Iterable[ReplicaSlot]
+) -> list[ReplicaSlot] | None:
+    """The first side with an id of these slots; None: there is none."""
+    ids = {slot.replica_id for slot in slots}
+    return next((side for side in sides if ids & {slot.replica_id for slot in side}), None)
+
+
 class Supervisor:
     """Runs the replicas of this node.
 
@@ -132,6 +140,8 @@ class Supervisor:
         self.drain_seconds = quire.drain_seconds if drain_seconds is None else drain_seconds
         self.slots: dict[str, ReplicaSlot] = {}
         self._slots: dict[str, ReplicaSlot] = {}
+        #: Slots that serve a model until their successors do, by the model's key.
+        self._predecessors: dict[int, list[ReplicaSlot]] = {}
         self._unmanaged: dict[str, int] = {}
         self._may_idle: list[ServedModel] = []
         #: When each model whose plan was logged had been changed.
@@ -188,45 +198,62 @@ class Supervisor:
         loaded = ServedModel.objects.filter(desired_state=DesiredState.LOADED, idle_since=None)
         self._unmanaged = dict(loaded.filter(managed=False).values_list("name", "pk"))
         local = loaded.filter(Q(node="") | Q(node=self.node), managed=True)
-        self._slots = {}
+        self._slots, self._predecessors = {}, {}
         self._may_idle = []
         for model in local:
             self._may_idle += [model] if model.idle_minutes else []
             self._log_plan(model)
-            num_slots = model.num_replicas + model.num_spares
-            slots = [self._slot(model, index) for index in range(num_slots)]
-            for slot in slots if num_slots > 1 else self._with_successor(model, slots[0]):
+            size = model.num_replicas + model.num_spares
+            if size == 1 or model.group_settings:
+                slots = self._with_successors(model, size)
+            else:
+                slots = [self._slot(model, index, index) for index in range(size)]
+            for slot in slots:
                 self._slots[slot.replica_id] = slot
 
-    def _with_successor(self, model: ServedModel, first: ReplicaSlot) -> list[ReplicaSlot]:
-        """The only replica of a model. While its settings change, the one that they are changed for
-        serves until another one is ready, if the memory suffices for both; it is replaced in its
-        place if that one fails, for example because both need the same port.
+    def _with_successors(self, model: ServedModel, size: int) -> list[ReplicaSlot]:
+        """The only replica of a model, or its group. While its settings change, those that run
+        serve until successors under other ids are ready, if the memory suffices for both. They are
+        replaced in their place if one of these fails, for example because both need the same port.
         """
-        pair = [first, self._slot(model, 1)]
-        current: list[ReplicaSlot] = []
-        outdated: list[ReplicaSlot] = []
-        for desired in pair:
-            slot = self.slots.get(desired.replica_id)
-            if slot is not None and not slot.stopping:
-                (current if slot.command == desired.command else outdated).append(desired)
-        if not outdated:
-            ending = [slot for slot in pair if slot.replica_id in self.slots]
-            return (current or ending or pair)[:1]
-        if current:
-            failed = any(self.slots[slot.replica_id].failures for slot in current)
-            return outdated[:1] if failed else [*outdated, *current]
-        serving = [slot for slot in outdated if self._serves(self.slots[slot.replica_id])]
-        return pair if serving and self._has_memory_for(model) else outdated[:1]
+        sides = [
+            [
+                self._slot(model, index, 2 * index + side, group=f"{model.pk}-{side}")
+                for index in range(size)
+            ]
+            for side in (0, 1)
+        ]
+        commands = {slot.replica_id: slot.command for side in sides for slot in side}
+        local = [slot for slot in self.slots.values() if slot.served_model_id == model.pk]
+        running = [slot for slot in local if not slot.stopping]
+        old = [slot for slot in running if slot.command != commands.get(slot.replica_id)]
+        current = _side_of(sides, [slot for slot in running if slot not in old])
+        if not old:
+            return current or _side_of(sides, local) or sides[0]
+        if current is not None:
+            slots = [self.slots.get(slot.replica_id) for slot in current]
+            if any(slot.failures for slot in slots if slot is not None):
+                return sides[1 - sides.index(current)]
+            if all(map(self._serves, slots)):
+                return current
+        else:
+            waiting = {slot.group for slot in old if not self._serves(slot)}
+            old = [slot for slot in old if slot.group not in waiting]
+            free = [side for side in sides if not _side_of([side], old)]
+            if not (old and free and self._has_memory_for(model)):
+                return _side_of(sides, running) or sides[0]
+            current = free[0]
+        self._predecessors[model.pk] = old
+        return [*old, *current]
 
     def _has_memory_for(self, model: ServedModel) -> bool:
-        """Whether one more replica of a model fits beside what runs, as far as it can be told."""
+        """Whether a model's replicas fit beside what runs, as far as it can be told."""
         try:
             plan = plan_memory(model, self.node)
         except QuireError:
             return False
         # Ranks on other machines join one engine at a time.
-        return plan is not None and plan.fits_extra and model.settings.get("nnodes", 1) == 1
+        return plan is not None and plan.fits_again and model.settings.get("nnodes", 1) == 1
 
     def _log_plan(self, model: ServedModel) -> None:
         """Log once what a model's replicas will take, before they start or change."""
@@ -243,8 +270,9 @@ class Supervisor:
             more = "" if plan.fits else ", which is too much"
             logger.log(level, "%s: %s%s.", model.name, plan.text, more)
 
-    def _slot(self, model: ServedModel, index: int) -> ReplicaSlot:
-        replica_id = replica_id_of(model, index, self.node)
+    def _slot(self, model: ServedModel, index: int, number: int, group: str = "") -> ReplicaSlot:
+        """The slot of a model's replica `index`; `number`: of its id."""
+        replica_id = replica_id_of(model, number, self.node)
         engine_settings = model.replica_settings(index)
         size = engine_settings.get("data_parallel_size") or 1
         num_ranks = engine_settings.get("tensor_parallel_size") or 1
@@ -269,9 +297,9 @@ class Supervisor:
             environment={
                 "REDIS_URL": self.redis_url,
                 **({"RANK": str(index), "WORLD_SIZE": str(size)} if size > 1 else {}),
-                **device_environment(model.pk + index, num_ranks, self._devices),
+                **device_environment(model.pk + number, num_ranks, self._devices),
             },
-            group=f"{model.pk}" if size > 1 else "",
+            group=group,
         )
 
     def _read_heartbeats(self) -> None:
@@ -308,8 +336,7 @@ class Supervisor:
     def _can_replace(self, slot: ReplicaSlot) -> bool:
         """Whether other replicas serve the model meanwhile: a model's replicas drain in turn.
 
-        A replica that doesn't serve can be drained at any time, and so can the only one. A group
-        drains as a whole.
+        A replica that doesn't serve can be drained at any time, and so can a group as a whole.
         """
         if slot.group or self._slots[slot.replica_id].group:
             return True
@@ -345,7 +372,8 @@ class Supervisor:
                 if slot.process is not None and not slot.stopping:
                     slot.kill_with_group(acquits=acquits)
         if all(slot.is_due(self._is_occupied(slot)) for slot in group):
-            environment = rendezvous_environment() if len(group) > 1 else self._memory_of(group[0])
+            environment = rendezvous_environment() if len(group) > 1 else {}
+            environment |= self._capacity_for(group[0])
             for slot in group:
                 slot.start(environment)
                 if slot.process is not None:
@@ -356,18 +384,12 @@ class Supervisor:
             if is_starting_silently(slot, self._beats.get(slot.replica_id)):
                 publish_starting_heartbeat(self._redis, self.prefix, slot)
 
-    def _memory_of(self, successor: ReplicaSlot) -> dict[str, str]:
-        """Environment by which a replica knows what the one frees that it serves instead of."""
-        groups = [
-            slot.process.pid
-            for replica_id, slot in self.slots.items()
-            if slot.served_model_id == successor.served_model_id
-            and slot.process is not None
-            and (desired := self._slots.get(replica_id)) is not None
-            and desired.command != slot.command
-        ]
-        freed = sum(map(anonymous_memory, groups))
-        return {PREDECESSOR_VARIABLE: str(freed)} if freed else {}
+    def _capacity_for(self, slot: ReplicaSlot) -> dict[str, str]:
+        """Environment by which a successor takes as large a KV cache as its predecessor has."""
+        old = self._predecessors.get(slot.served_model_id, [])
+        beat = self._beats.get(old[0].replica_id) if old and slot not in old else None
+        tokens = 0 if beat is None else beat.model.kv_capacity_tokens
+        return {PREDECESSOR_VARIABLE: str(tokens)} if tokens else {}
 
     def _is_occupied(self, slot: ReplicaSlot) -> bool:
         """Whether another process serves under its id."""

@@ -16,7 +16,7 @@ BETWEEN_PROCESSES = {
     *(
         "QUIRE_FROM_FLAGS",
         "QUIRE_INTERNAL",
-        "QUIRE_PREDECESSOR_BYTES",
+        "QUIRE_PREDECESSOR_TOKENS",
         "QUIRE_TERMINAL",
         "QUIRE_CHAOS_RELAY",
     ),

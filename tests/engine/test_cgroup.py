@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import pytest
@@ -121,11 +120,11 @@ def test_a_second_engine_starts_from_torchs_initial_count(monkeypatch: pytest.Mo
         torch.set_num_threads(initial_num_threads)
 
 
-def test_a_successor_counts_what_its_predecessor_frees(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_successor_has_as_large_a_kv_cache(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memory, "available_memory", lambda: 4 << 20)
     config = EngineConfig(model="m")
-    assert memory.kv_cache_space(config) == 1 << 20
-    monkeypatch.setenv(cgroup.PREDECESSOR_VARIABLE, str(8 << 20))
-    assert memory.kv_cache_space(config) == 3 << 20
-    assert cgroup.anonymous_memory(os.getpgid(0)) > 1 << 20
-    assert cgroup.anonymous_memory(1 << 30) == 0
+    assert memory.num_cpu_blocks(config, 1024, 1024) == (1 << 10) // config.block_size
+    monkeypatch.setenv(cgroup.PREDECESSOR_VARIABLE, str(3 << 10))
+    assert memory.num_cpu_blocks(config, 1024, 1024) == (3 << 10) // config.block_size
+    limited = EngineConfig(model="m", cpu_kvcache_space=2 / 1024)
+    assert memory.num_cpu_blocks(limited, 1024, 1024) == (2 << 10) // limited.block_size

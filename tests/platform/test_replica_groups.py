@@ -83,6 +83,38 @@ def test_replicas_that_share_experts_start_and_end_together(
     )
 
 
+def test_a_group_serves_until_its_successors_do_where_memory_suffices(
+    supervisor: Supervisor, folder: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checkpoint = Checkpoint("X", "safetensors", 8 << 20, 1)
+    monkeypatch.setattr("catalog.memory_plan.checkpoint_of", lambda source, settings: checkpoint)
+    settings = {"enable_expert_parallel": True}
+    model = actions.load_model(
+        actor=SYSTEM_ACTOR, name="m", source=folder, settings=settings, num_replicas=2
+    )
+    tick_until(supervisor, ready(2), "both are ready")
+
+    def change(size: int) -> None:
+        before, num_before = set(supervisor.slots), len(supervisor.slots)
+        actions.update_model(actor=SYSTEM_ACTOR, model=model, num_replicas=size)
+
+        def replaced() -> bool:
+            assert states().count("ready") >= min(size, num_before)  # at every look
+            return before.isdisjoint(supervisor.slots) and ready(size)()
+
+        tick_until(supervisor, replaced, f"{size} others are ready")
+
+    for size in (3, 1, 2):
+        change(size)
+    ports = {
+        field
+        for slot in supervisor.slots.values()
+        for field in Path(f"/proc/{slot.last_pid}/environ").read_text().split("\0")
+        if field.startswith("MASTER_PORT=")
+    }
+    assert len(ports) == 1
+
+
 def test_who_shares_experts(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def group(settings: dict[str, object], **columns: int) -> dict[str, object]:
         return ServedModel(settings=settings, **columns).group_settings
@@ -138,7 +170,7 @@ def test_the_only_replica_serves_until_its_successor_does_where_memory_suffices(
     actions.update_model(actor=SYSTEM_ACTOR, model=model, settings={"max_model_len": 98})
     tick_until(supervisor, lambda: first in supervisor.slots, "its successor starts")
     environment = Path(f"/proc/{supervisor.slots[first].last_pid}/environ").read_text()
-    assert PREDECESSOR_VARIABLE in environment  # it counts that memory as free
+    assert f"{PREDECESSOR_VARIABLE}={99 * 8}" in environment  # what the fake says it has
     os.kill(supervisor.slots[first].last_pid, signal.SIGKILL)
     tick_until(supervisor, lambda: ServedModel.objects.get().max_model_len == 98, "it's replaced")
     assert set(supervisor.slots) == {second}

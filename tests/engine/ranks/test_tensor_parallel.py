@@ -206,7 +206,6 @@ def test_after_a_step_that_fails_on_all_ranks_others_go_on(model_folder: Folder)
     ("changes", "reason"),
     [
         ({"tensor_parallel_size": 2, "cpu_kernels": False}, "needs the compiled CPU kernels"),
-        ({"tensor_parallel_size": 2, "model_impl": "transformers"}, "the Transformers bridge"),
         ({"tensor_parallel_size": 2, "device": "cuda"}, "on CPUs alone"),
         ({"tensor_parallel_size": 65}, "in \\[1, 64\\]"),
     ],

@@ -1,0 +1,144 @@
+"""How ranks share a bridged model: by the plan for tensor parallelism that `transformers` has.
+
+A plan names a style for linear layers. Where it adds partial sums up ("rowwise"), each rank has
+rows of the weight instead, and its inputs are gathered, as in the native decoder: each sum is
+computed by one rank, and equals the sum without ranks bitwise. Experts and tables are whole.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+from engine.contract.errors import ConfigError
+from engine.models.sharding import PARAM, split_evenly
+from kernels.interface import LinearLayer, RankGroup
+
+log = logging.getLogger(__name__)
+
+#: Styles whose inputs or outputs are a rank's own: (inputs, outputs).
+_SPLIT = {
+    "colwise": (False, True),
+    "colwise_gather_output": (False, False),
+    "colwise_rep": (False, False),
+    "rowwise": (True, False),
+    "rowwise_split_input": (False, False),
+    "rowwise_rep": (False, False),
+}
+#: Layers whose outputs are keys; if these are split, so are the heads of attention.
+_KEYS = ("k_proj", "qkv_proj", "query_key_value")
+#: Styles that change nothing of a forward pass without gradients.
+_WHOLE = ("replicate", "replicated_with_grad_allreduce", "mla_kv_a_proj")
+#: Styles of modules other than linear layers, which stay whole.
+_OTHER_MODULES = ("embedding_rowwise", "embedding_colwise", "moe_tp_experts", "all_reduce")
+
+
+class LoneShard(LinearLayer):
+    """A rank's rows of a layer before it has met the other ranks, whose rows it takes to be equal.
+
+    So the shapes are those of the shared layer, and a model can be explored and verified while
+    other ranks still read their weights.
+    """
+
+    def __init__(
+        self, layer: LinearLayer, ranks: RankGroup, outputs: tuple[int, ...], *, own_inputs: bool
+    ) -> None:
+        """`outputs`: see `RankGroup.shard_linear`. `own_inputs`: inputs are gathered."""
+        self._layer, self._ranks, self._outputs = layer, ranks, outputs
+        size, columns = ranks.size, layer.in_features
+        self._inputs = tuple(columns // size * rank for rank in range(size + 1))
+        self._repeats = size if own_inputs else 1
+        self._rows = torch.arange(outputs[-1]) % layer.out_features
+        self.in_features, self.out_features = columns // self._repeats, outputs[-1]
+        self.nbytes, self._joined = layer.nbytes, False
+
+    def __call__(self, x: Tensor, out: Tensor | None = None) -> Tensor:
+        """See `LinearLayer.__call__`."""
+        y = self._layer(x.repeat(1, self._repeats))[:, self._rows]
+        return y if out is None else out.copy_(y)
+
+    def rows(self, ids: Tensor) -> Tensor:
+        """See `LinearLayer.rows`."""
+        return self._layer.rows(self._rows[ids])
+
+    def join(self) -> LinearLayer:
+        """Return the layer that all ranks share."""
+        if not self._joined:
+            inputs = self._inputs if self._repeats > 1 else None
+            self._ranks.shard_linear(self._layer, self._outputs, inputs)
+            self._joined = True
+        return self._layer
+
+
+class RankPlan:
+    """A model's plan for the ranks of a group."""
+
+    def __init__(self, model: nn.Module, ranks: RankGroup) -> None:
+        """Raises `ConfigError` for a model without a plan, or one that can't be followed."""
+        self._ranks, self._model = ranks, model
+        plan: dict[str, str] = getattr(model, "tp_plan", None) or {}
+        words, output = (
+            getattr(model, f"get_{side}_embeddings", lambda: None)() for side in ("input", "output")
+        )
+        get: Callable[[], nn.Module | None] = getattr(model, "get_decoder", lambda: None)
+        decoder = {id(module) for module in (get() or model).modules()} | {id(output)}
+        #: Styles of linear layers, by their ids.
+        self._styles: dict[int, str] = {}
+        for name, module in model.named_modules():
+            style = plan.get(re.sub(r"\.\d+(?=\.|$)", ".*", name))
+            if style is None or style in _WHOLE or id(module) not in decoder:
+                continue
+            if style in _SPLIT and type(module) is nn.Linear:
+                self._styles[id(module)] = style
+                own_inputs, own_outputs = _SPLIT[style]
+                count = module.out_features if own_outputs else module.in_features
+                if (own_inputs or own_outputs) and count % ranks.size:
+                    raise self._refusal(f"{count} columns of {name} can't be split evenly")
+            elif style not in _OTHER_MODULES and module is not words:
+                raise self._refusal(f"transformers' plan has {style!r} for {name}")
+        if not self._styles.keys() - {id(output)}:
+            raise self._refusal("transformers has no plan that splits its linear layers")
+        if any(plan.get(key) == "colwise" for key in plan if key.endswith(_KEYS)):
+            self._check_heads()
+        if ranks.rank == 0 and "moe_tp_experts" in plan.values():
+            log.warning("Each of %d ranks has all experts.", ranks.size)
+
+    def _check_heads(self) -> None:
+        """Raise `ConfigError` unless each rank has as many heads, with keys of their own."""
+        text = self._model.config.get_text_config(decoder=True)  # type: ignore[operator, union-attr]
+        for name in ("num_attention_heads", "num_key_value_heads"):
+            count = getattr(text, name, None)
+            if isinstance(count, int) and count % self._ranks.size:
+                raise self._refusal(f"its {name} ({count}) can't be split evenly")
+
+    def share(self, child: nn.Linear) -> slice | None:
+        """Return this rank's rows of a linear layer; None: all ranks have all of it."""
+        if id(child) not in self._styles:
+            return None
+        starts = self._outputs(child)
+        return slice(starts[self._ranks.rank], starts[self._ranks.rank + 1])
+
+    def wrap(self, child: nn.Linear, layer: LinearLayer) -> LinearLayer:
+        """Return `layer`, which has this rank's rows, for the place of `child`."""
+        own_inputs, own_outputs = _SPLIT[self._styles[id(child)]]
+        if own_outputs:
+            return layer
+        return LoneShard(layer, self._ranks, self._outputs(child), own_inputs=own_inputs)
+
+    def _outputs(self, child: nn.Linear) -> tuple[int, ...]:
+        """Where each rank's rows begin: whole heads, or as many as the formats pack together."""
+        size, rows = self._ranks.size, child.out_features
+        if _SPLIT[self._styles[id(child)]][1]:
+            return tuple(rows // size * rank for rank in range(size + 1))
+        return split_evenly(rows, size)
+
+    def _refusal(self, reason: str) -> ConfigError:
+        return ConfigError(
+            f"{PARAM}={self._ranks.size} can't be used: {type(self._model).__name__} runs through "
+            f"the Transformers bridge, and {reason}. Leave it out, and run more replicas.",
+            param=PARAM,
+        )
