@@ -45,7 +45,8 @@ Speculation's drafts are mostly right; the draft model is the model itself with 
 weights; the heads are EAGLE's, trained on the requests' outputs. A tier is in host memory, and the
 KV cache is empty between two runs. Of a disaggregated pair one engine computes the prompts (up to
 the last picture, which it encodes), another loads what it made from a folder. Two ranks share a
-model.
+model; context parallelism has longer blocks than these prompts, and
+[tests of its own](../tests/engine/ranks/test_context_parallel.py).
 
 """
 
