@@ -286,9 +286,10 @@ class Worker:
         size = spec.kv_bytes_per_token(self._kv_dtype.itemsize, num_layers)
         if self.ranks is not None and not self._config.deals_tokens:
             # The memory of all ranks together; a bridged model's spec is that of this one.
-            num_ranks = self.ranks.size
-            native = isinstance(spec, DecoderSpec)
-            size *= num_kv_copies(spec, num_ranks) if native else num_ranks
+            copies = self.ranks.size
+            if isinstance(spec, DecoderSpec):
+                copies = num_kv_copies(spec, copies)
+            size *= copies
         if self._kv_dtype != torch.int8:
             return size
         if not isinstance(spec, DecoderSpec):
