@@ -5,7 +5,11 @@ what the first one computes in steps, what it waits for the other in gathers, an
 steps: plans and outputs. Printed are medians in ms a step, and two ranks' tokens a second over one
 rank's: the median and the quartiles of turns.
 
-The model has random weights; `--layers`, `--hidden` and `--dtype` change its shape.
+With `--depths 8192,16384` a stream decodes behind a cached prompt of so many tokens, with a third
+engine: two ranks with `decode_context_parallel_size=2`. Printed are medians in ms a step, and the
+MiB of KV cache that a rank has of that prompt.
+
+The model has random weights; `--layers`, `--hidden`, `--kv-heads` and `--dtype` change its shape.
 """
 
 from __future__ import annotations
@@ -16,7 +20,8 @@ import multiprocessing
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, NamedTuple, cast
@@ -25,6 +30,8 @@ from benchmarks.compare import LOADS, submit
 
 #: Of the middle of an MLP to the hidden size, as Llama 3 has it; a head has 64 values.
 _INNER, _HEAD = 4, 64
+#: Of a cached prompt's engines, and the tokens that they decode a turn.
+_DEALT, _DECODED = {"decode_context_parallel_size": 2}, 48
 
 
 class Turn(NamedTuple):
@@ -39,27 +46,28 @@ class Turn(NamedTuple):
     gathers: int
 
 
-def write_model(folder: Path, hidden: int, layers: int, dtype: str) -> None:
-    """The config.json of a Llama."""
+def write_model(folder: Path, hidden: int, layers: int, dtype: str, kv_heads: int) -> None:
+    """The config.json of a Llama; `kv_heads`: 0 for a quarter of its heads."""
     heads = hidden // _HEAD
     shape = {
         "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": hidden,
         "intermediate_size": _INNER * hidden, "num_hidden_layers": layers,
-        "num_attention_heads": heads, "num_key_value_heads": max(2, heads // 4),
-        "vocab_size": 32000, "max_position_embeddings": 4096, "rope_theta": 500000.0,
+        "num_attention_heads": heads, "num_key_value_heads": kv_heads or max(2, heads // 4),
+        "vocab_size": 32000, "max_position_embeddings": 32768, "rope_theta": 500000.0,
         "rms_norm_eps": 1e-5, "tie_word_embeddings": False, "torch_dtype": dtype,
         "bos_token_id": 0, "eos_token_id": 1,
     }  # fmt: skip
     (folder / "config.json").write_text(json.dumps(shape), encoding="utf-8")
 
 
-def serve(pipe: Connection, folder: str, size: int) -> None:
+def serve(pipe: Connection, folder: str, size: int, settings: dict[str, Any]) -> None:
     """Make an engine with `size` ranks, then run the loads that are named."""
     from engine import LLM
 
+    options = {"max_model_len": 2048, "num_gpu_blocks_override": 1024, **settings}
     llm = LLM(
         folder, load_format="dummy", skip_tokenizer_init=True, num_threads=2,
-        tensor_parallel_size=size, max_model_len=2048, num_gpu_blocks_override=1024,
+        tensor_parallel_size=size, **options,
     )  # fmt: skip
     worker = cast(Any, llm.core.executor).worker  # of the first rank
     seconds: list[float] = []
@@ -77,11 +85,20 @@ def serve(pipe: Connection, folder: str, size: int) -> None:
     worker.launch, worker.execute = timed(worker.launch), timed(worker.execute)
     pipe.send("ready")
     while (message := pipe.recv()) is not None:
+        if message == "kv":
+            caches = worker.loaded.model.kv_cache_tensors()
+            num_bytes = sum(part.nbytes for layer in caches for part in layer)
+            pipe.send(num_bytes / worker.capacity.num_blocks / llm.core.config.block_size)
+            continue
         seconds.clear()
-        llm.reset_prefix_cache()
+        if isinstance(message[0], str):
+            llm.reset_prefix_cache()
         waited, gathers = worker.collective_s, worker.ranks.num_gathers if worker.ranks else 0
         start = time.perf_counter()
-        submit(llm, *message)
+        if isinstance(message[0], str):
+            submit(llm, *message)
+        else:
+            decode(llm, *message)
         wall = time.perf_counter() - start
         waited = worker.collective_s - waited
         gathers = (worker.ranks.num_gathers if worker.ranks else 0) - gathers
@@ -89,30 +106,41 @@ def serve(pipe: Connection, folder: str, size: int) -> None:
     llm.core.shutdown()
 
 
-def run_turns(folder: str, loads: Sequence[str], turns: int) -> dict[str, list[list[Turn]]]:
-    """By load, the turns of one rank and of two. A first turn isn't counted."""
+def decode(llm: Any, depth: int, turn: int) -> None:
+    """Decode behind a prompt whose first `depth` tokens are cached from the second turn on."""
+    from engine import SamplingParams
+
+    params = SamplingParams(temperature=0, max_tokens=_DECODED, ignore_eos=True)
+    llm.generate([[*(4 + index % 200 for index in range(depth)), 4 + turn]], params, use_tqdm=False)
+
+
+@contextmanager
+def running(folder: str, engines: Sequence[tuple[int, dict[str, Any]]]) -> Iterator[list[Any]]:
+    """Pipes to engines of these numbers of ranks, with these settings."""
     context = multiprocessing.get_context("spawn")
     pipes: list[Connection] = []
-    for size in (1, 2):
+    for size, settings in engines:
         ours, theirs = context.Pipe()
-        context.Process(target=serve, args=(theirs, folder, size)).start()
+        context.Process(target=serve, args=(theirs, folder, size, settings)).start()
         pipes.append(ours)
     try:
         for pipe in pipes:
             pipe.recv()
-        results: dict[str, list[list[Turn]]] = {}
-        for load in loads:
-            results[load] = [[], []]
-            for turn in range(turns + 1):
-                for index in (0, 1) if turn % 2 else (1, 0):
-                    pipes[index].send((load, turn))
-                    results[load][index].append(pipes[index].recv())
-            for of_engine in results[load]:
-                del of_engine[0]
-        return results
+        yield pipes
     finally:
         for pipe in pipes:
             pipe.send(None)
+
+
+def run_turns(pipes: Sequence[Connection], load: str | int, turns: int) -> list[list[Turn]]:
+    """The turns of a load (or of decoding at a depth), by engine. A first turn isn't counted."""
+    results: list[list[Turn]] = [[] for _ in pipes]
+    for turn in range(turns + 1):
+        order = range(len(pipes)) if turn % 2 else reversed(range(len(pipes)))
+        for index in order:
+            pipes[index].send((load, turn))
+            results[index].append(pipes[index].recv())
+    return [of_engine[1:] for of_engine in results]
 
 
 def describe(load: str, one: Sequence[Turn], two: Sequence[Turn]) -> str:
@@ -137,6 +165,27 @@ def describe(load: str, one: Sequence[Turn], two: Sequence[Turn]) -> str:
     return f"| {load} | {row} | {gathers:.0f} | {middle:.2f} ({low:.2f} to {high:.2f}) |"
 
 
+def compare_depths(folder: str, depths: Sequence[int], turns: int) -> None:
+    """Print a table of decoding at these depths."""
+    room = {"max_model_len": max(depths) + 512, "num_gpu_blocks_override": None}
+    room |= {"cpu_kvcache_space": 2.0}
+    engines = [(1, room), (2, room), (2, {**room, **_DEALT})]
+    print("| depth | one rank | two | dealt | dealt over two | MiB a rank: one | two | dealt |")
+    print("|---|" + "---:|" * 7)
+    with running(folder, engines) as pipes:
+        for pipe in pipes:
+            pipe.send("kv")
+        sizes = [pipe.recv() for pipe in pipes]
+        for depth in depths:
+            times = [
+                statistics.median(1e3 * turn.wall_s / turn.steps for turn in of_engine)
+                for of_engine in run_turns(pipes, depth, turns)
+            ]
+            cells = [f"{time:.2f}" for time in times] + [f"{times[1] / times[2]:.2f}"]
+            cells += [f"{size * depth / (1 << 20):.1f}" for size in sizes]
+            print(f"| {depth} | {' | '.join(cells)} |", flush=True)
+
+
 def main() -> None:
     """Print a table."""
     parser = argparse.ArgumentParser(
@@ -146,13 +195,24 @@ def main() -> None:
     )
     parser.add_argument("--hidden", type=int, default=2048, help="a multiple of 128")
     parser.add_argument("--layers", type=int, default=12)
+    parser.add_argument("--kv-heads", type=int, default=0, help="default: a quarter of the heads")
     parser.add_argument("--dtype", default="bfloat16")
+    parser.add_argument("--depths", default="", help="of cached prompts, in place of loads")
     parser.add_argument("--loads", default="one,eight,prompt", help=", ".join(LOADS))
     parser.add_argument("--turns", type=int, default=7, help="counted turns")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        write_model(Path(folder), options.hidden, options.layers, options.dtype)
-        results = run_turns(folder, options.loads.split(","), options.turns)
+        shape = options.hidden, options.layers, options.dtype, options.kv_heads
+        write_model(Path(folder), *shape)
+        if options.depths:
+            compare_depths(
+                folder, [int(depth) for depth in options.depths.split(",")], options.turns
+            )
+            return
+        with running(folder, [(1, {}), (2, {})]) as pipes:
+            results = {
+                load: run_turns(pipes, load, options.turns) for load in options.loads.split(",")
+            }
     parts = "steps: one | two | waits | between: one | two | gathers"
     print(f"| load | one rank | two | {parts} | ratio |")
     print("|---|" + "---:|" * 9)

@@ -94,12 +94,25 @@ async def test_engines_that_share_experts_say_what_one_says_and_come_back_togeth
             assert await ask_all(asyncio.Event()) == expected
 
 
+@pytest.mark.parametrize(
+    ("flags", "change", "ranks"),
+    [
+        ((), "settings={{'num_threads': 2, 'tensor_parallel_size': {size}}}", lambda n: [n]),
+        # Engines that share experts, and one that has them all.
+        (("--enable-expert-parallel",), "num_replicas={size}", lambda n: [1] * n),
+    ],
+    ids=["ranks", "engines"],
+)
 async def test_a_models_ranks_change_under_load_and_no_request_fails(
-    checkpoint: Callable[[str], Path], tmp_path: Path
+    flags: tuple[str, ...],
+    change: str,
+    ranks: Callable[[int], list[int]],
+    checkpoint: Callable[[str], Path],
+    tmp_path: Path,
 ) -> None:
     folder = checkpoint("mixtral")
     expected = expected_texts(folder)
-    flags = ("--model", str(folder), "--served-model-name", "m", "--no-worker")
+    flags = ("--model", str(folder), "--served-model-name", "m", "--no-worker", *flags)
     with running(tmp_path, *flags, "--num-threads", "2") as product:
         async with connected(product) as client:
             finished = asyncio.Event()
@@ -114,18 +127,35 @@ async def test_a_models_ranks_change_under_load_and_no_request_fails(
 
             asking = [asyncio.create_task(ask(number)) for number in range(len(PROMPTS))]
             for size in (2, 1):
-                change = (
+                code = (
                     "from catalog import actions; from catalog.models import ServedModel; "
                     "from tenants.actors import CLI_ACTOR; actions.update_model(actor=CLI_ACTOR, "
-                    "model=ServedModel.objects.get(name='m'), "
-                    f"settings={{'num_threads': 2, 'tensor_parallel_size': {size}}})"
+                    f"model=ServedModel.objects.get(name='m'), {change.format(size=size)})"
                 )
-                await asyncio.to_thread(product.manage, "shell", "-c", change)
+                await asyncio.to_thread(product.manage, "shell", "-c", code)
                 async with asyncio.timeout(120):
-                    while replicas(product) != [("ready", size)]:
+                    while replicas(product) != [("ready", number) for number in ranks(size)]:
                         assert not any(task.done() for task in asking)
+                        assert "ready" in dict(replicas(product))  # at every look
                         await asyncio.sleep(0.2)
             finished.set()
             counts = await asyncio.gather(*asking)
     print(f"answers: {counts}")
     assert min(counts) > 2
+
+
+async def test_replicas_of_several_ranks_each_have_all_experts_between_them(
+    checkpoint: Callable[[str], Path], tmp_path: Path
+) -> None:
+    folder = checkpoint("mixtral")
+    expected = expected_texts(folder)
+    flags = ("--model", str(folder), "--served-model-name", "m", "--no-worker")
+    flags += ("--data-parallel-size", "2", "--tensor-parallel-size", "2")
+    with running(tmp_path, *flags, "--enable-expert-parallel", "--num-threads", "2") as product:
+        async with connected(product) as client, asyncio.timeout(120):
+            while (states := replicas(product)) != [("ready", 2)] * 2:
+                assert len(states) <= 2
+                await asyncio.sleep(0.2)
+            started = asyncio.Event()
+            texts = await asyncio.gather(*(stream(client, n % 4, started) for n in range(8)))
+            assert texts == expected * 2
