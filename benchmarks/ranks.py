@@ -167,8 +167,8 @@ def describe(load: str, one: Sequence[Turn], two: Sequence[Turn]) -> str:
 
 def compare_depths(folder: str, depths: Sequence[int], turns: int) -> None:
     """Print a table of decoding at these depths."""
-    room = {"max_model_len": max(depths) + 512, "num_gpu_blocks_override": None}
-    room |= {"cpu_kvcache_space": 2.0}
+    room: dict[str, Any] = {"max_model_len": max(depths) + 512, "num_gpu_blocks_override": None}
+    room["cpu_kvcache_space"] = 2.0
     engines = [(1, room), (2, room), (2, {**room, **_DEALT})]
     print("| depth | one rank | two | dealt | dealt over two | MiB a rank: one | two | dealt |")
     print("|---|" + "---:|" * 7)
