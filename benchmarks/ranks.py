@@ -167,9 +167,9 @@ def describe(load: str, one: Sequence[Turn], two: Sequence[Turn]) -> str:
 
 def compare_depths(folder: str, depths: Sequence[int], turns: int) -> None:
     """Print a table of decoding at these depths."""
-    room: dict[str, Any] = {"max_model_len": max(depths) + 512, "num_gpu_blocks_override": None}
-    room["cpu_kvcache_space"] = 2.0
-    engines = [(1, room), (2, room), (2, {**room, **_DEALT})]
+    settings: dict[str, Any] = {"max_model_len": max(depths) + 512, "num_gpu_blocks_override": None}
+    settings["cpu_kvcache_space"] = 2.0
+    engines = [(1, settings), (2, settings), (2, {**settings, **_DEALT})]
     print("| depth | one rank | two | dealt | dealt over two | MiB a rank: one | two | dealt |")
     print("|---|" + "---:|" * 7)
     with running(folder, engines) as pipes:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
 from engine.quantization.packing import DenseSource, LinearPacker, QuantScheme
-from engine.transformers_backend.ranks import LoneShard, RankPlan
+from engine.transformers_backend.ranks import LocalShard, RankPlan
 from kernels import KernelSet, LinearLayer
 from kernels.reference.linear import ReferenceLinear
 
@@ -174,9 +174,9 @@ def _to_float32(model: nn.Module) -> int:
 def join_ranks(model: nn.Module) -> None:
     """Let the layers of a packed model meet those of the other ranks."""
     for module in model.modules():
-        if isinstance(module, PackedModule) and isinstance(module.layer, LoneShard):
+        if isinstance(module, PackedModule) and isinstance(module.layer, LocalShard):
             module.layer = module.layer.join()
-        elif isinstance(module, Table) and isinstance(module._layer, LoneShard):
+        elif isinstance(module, Table) and isinstance(module._layer, LocalShard):
             module._layer = module._layer.join()
 
 

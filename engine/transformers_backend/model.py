@@ -162,7 +162,7 @@ class TransformersModel:
         self.adapter_refusal = "Adapters of models of the Transformers bridge run on CPUs alone."
 
     def join_ranks(self) -> None:
-        """Share the linear layers with the other ranks from now on; see `LoneShard`."""
+        """Share the linear layers with the other ranks from now on; see `LocalShard`."""
         self.adapted.clear()
         join_ranks(self.model)
         self.adapter_refusal = "Ranks share no adapters of models of the Transformers bridge."

@@ -32,12 +32,12 @@ _SPLIT = {
 #: Layers whose outputs are keys; if these are split, so are the heads of attention.
 _KEYS = ("k_proj", "qkv_proj", "query_key_value")
 #: Styles that change nothing of a forward pass without gradients.
-_WHOLE = ("replicate", "replicated_with_grad_allreduce", "mla_kv_a_proj")
+_REPLICATED = ("replicate", "replicated_with_grad_allreduce", "mla_kv_a_proj")
 #: Styles of modules other than linear layers, which stay whole.
 _OTHER_MODULES = ("embedding_rowwise", "embedding_colwise", "moe_tp_experts", "all_reduce")
 
 
-class LoneShard(LinearLayer):
+class LocalShard(LinearLayer):
     """A rank's rows of a layer before it has met the other ranks, whose rows it takes to be equal.
 
     So the shapes are those of the shared layer, and a model can be explored and verified while
@@ -45,13 +45,13 @@ class LoneShard(LinearLayer):
     """
 
     def __init__(
-        self, layer: LinearLayer, ranks: RankGroup, outputs: tuple[int, ...], *, own_inputs: bool
+        self, layer: LinearLayer, ranks: RankGroup, outputs: tuple[int, ...], *, local_inputs: bool
     ) -> None:
-        """`outputs`: see `RankGroup.shard_linear`. `own_inputs`: inputs are gathered."""
+        """`outputs`: see `RankGroup.shard_linear`. `local_inputs`: inputs are gathered."""
         self._layer, self._ranks, self._outputs = layer, ranks, outputs
         size, columns = ranks.size, layer.in_features
         self._inputs = tuple(columns // size * rank for rank in range(size + 1))
-        self._repeats = size if own_inputs else 1
+        self._repeats = size if local_inputs else 1
         self._rows = torch.arange(outputs[-1]) % layer.out_features
         self.in_features, self.out_features = columns // self._repeats, outputs[-1]
         self.nbytes, self._joined = layer.nbytes, False
@@ -90,13 +90,13 @@ class RankPlan:
         self._styles: dict[int, str] = {}
         for name, module in model.named_modules():
             style = plan.get(re.sub(r"\.\d+(?=\.|$)", ".*", name))
-            if style is None or style in _WHOLE or id(module) not in decoder:
+            if style is None or style in _REPLICATED or id(module) not in decoder:
                 continue
             if style in _SPLIT and type(module) is nn.Linear:
                 self._styles[id(module)] = style
-                own_inputs, own_outputs = _SPLIT[style]
-                count = module.out_features if own_outputs else module.in_features
-                if (own_inputs or own_outputs) and count % ranks.size:
+                local_inputs, local_outputs = _SPLIT[style]
+                count = module.out_features if local_outputs else module.in_features
+                if (local_inputs or local_outputs) and count % ranks.size:
                     raise self._refusal(f"{count} columns of {name} can't be split evenly")
             elif style not in _OTHER_MODULES and module is not words:
                 raise self._refusal(f"transformers' plan has {style!r} for {name}")
@@ -124,10 +124,10 @@ class RankPlan:
 
     def wrap(self, child: nn.Linear, layer: LinearLayer) -> LinearLayer:
         """Return `layer`, which has this rank's rows, for the place of `child`."""
-        own_inputs, own_outputs = _SPLIT[self._styles[id(child)]]
-        if own_outputs:
+        local_inputs, local_outputs = _SPLIT[self._styles[id(child)]]
+        if local_outputs:
             return layer
-        return LoneShard(layer, self._ranks, self._outputs(child), own_inputs=own_inputs)
+        return LocalShard(layer, self._ranks, self._outputs(child), local_inputs=local_inputs)
 
     def _outputs(self, child: nn.Linear) -> tuple[int, ...]:
         """Where each rank's rows begin: whole heads, or as many as the formats pack together."""

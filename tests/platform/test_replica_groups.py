@@ -95,12 +95,12 @@ def test_a_group_serves_until_its_successors_do_where_memory_suffices(
     tick_until(supervisor, ready(2), "both are ready")
 
     def change(size: int) -> None:
-        before, num_before = set(supervisor.slots), len(supervisor.slots)
+        previous, num_previous = set(supervisor.slots), len(supervisor.slots)
         actions.update_model(actor=SYSTEM_ACTOR, model=model, num_replicas=size)
 
         def replaced() -> bool:
-            assert states().count("ready") >= min(size, num_before)  # at every look
-            return before.isdisjoint(supervisor.slots) and ready(size)()
+            assert states().count("ready") >= min(size, num_previous)  # at every look
+            return previous.isdisjoint(supervisor.slots) and ready(size)()
 
         tick_until(supervisor, replaced, f"{size} others are ready")
 
