@@ -74,7 +74,7 @@ class EngineCore:
         tokenizer: None with skip_tokenizer_init.
         capacity: limits of a step and of the KV cache.
         drafter: proposes drafts; None: no speculative decoding.
-        cached_prefixes: beginnings of prompts that it needn't compute.
+        cached_prefixes: prefixes of prompts that are cached here, for the heartbeat.
     """
 
     def __init__(
@@ -145,7 +145,7 @@ class EngineCore:
             config,
             facts,
             overlaps=overlaps,
-            possible=self.structured.filter_drafts,
+            filter_drafts=self.structured.filter_drafts,
             host=executor.drafts,
             state_blocks=self.scheduler.kv.get_state_blocks,
         )
@@ -157,7 +157,7 @@ class EngineCore:
         self.use_kv_connector(executor.kv_connector)
         #: Measures how long prompts take; None: prompts beside decodes aren't limited by time.
         self.prefill_pace: PrefillPace | None = None
-        #: Called before each step with the sequences of all steps in flight then.
+        #: Called before each step with its sequences and those of all steps in flight.
         self.on_step_start: Callable[[list[Sequence]], None] | None = None
         self._steps_in_flight = StepsInFlight(
             executor, self.structured, overlaps=self.max_in_flight > 0, pipelined=pipelined
@@ -175,7 +175,7 @@ class EngineCore:
 
     @property
     def kv_handover(self) -> KVHandover | None:
-        """See `Heartbeat`."""
+        """What other replicas must know to fetch blocks from here; part of the heartbeat."""
         connector = self.scheduler.kv_connector
         if connector is None or not (key_space := connector.key_space):
             return None
@@ -358,7 +358,7 @@ class EngineCore:
 
     @property
     def is_aligning(self) -> bool:
-        """Whether token times of finished requests are still being computed."""
+        """Whether word timestamps of speech, computed after the text, are still missing."""
         return self._outputs.aligner.has_pending
 
     def step(self) -> list[TokenDelta]:
@@ -384,7 +384,7 @@ class EngineCore:
         if scheduled:
             self._steps_in_flight.start(plan, scheduled)
         else:
-            # The steps in flight write the blocks that it saves, unless one of them fails.
+            # This plan saves blocks that the steps in flight compute, unless one of them fails.
             if plan.kv_meta and self._steps_in_flight.wait_until_failed():
                 plan.kv_meta = b""
             self.executor.apply_plan(plan)
@@ -444,7 +444,7 @@ class EngineCore:
                 self._queue(request)
                 continue
             for sequence in request.sequences:
-                if not sequence.finished:  # a search's beams end together
+                if not sequence.finished:  # rejecting one beam ended the others
                     deltas += self._outputs.reject(sequence, error)
         return deltas
 
@@ -465,7 +465,7 @@ class EngineCore:
         deltas = self._fail_loading(step, error) if isinstance(error, KVLoadError) else []
         alive = [sequence for sequence in step.scheduled if not sequence.finished]
         if self._pipelined and len(failed) > 1:
-            return deltas  # another stage may have failed in a later step: isolate all of them
+            return deltas  # it isn't known which of the steps failed: isolate all of them
         # A sequence that loaded KV blocks is retried without them, and fails only if that fails
         # too.
         if len(step.scheduled) > 1 or not alive or alive[0].num_external_tokens:

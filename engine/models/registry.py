@@ -21,36 +21,32 @@ from engine.models.families import (
     llama,
     mamba,
     mamba2,
+    mla,
     moe,
     recurrent_gemma,
+    remote_code,
     text_to_text,
     whisper,
 )
-from engine.models.families import llama as gemma
-from engine.models.families import llama as glm
-from engine.models.families import llama as olmo
-from engine.models.families import mla as latent
-from engine.models.families import remote_code as phi3small
-from engine.models.families import remote_code as remote
 from engine.models.families.common import ALIASES, Config, Family, SpecBuilder, common_fields
 from engine.text.tokenizer_files import parse_object, read_text
 
 _FAMILIES: dict[str, Family] = {
     **llama.LLAMA_FAMILIES,
-    **gemma.FAMILIES,
-    **olmo.OLMO_FAMILIES,
-    **glm.GLM_FAMILIES,
+    **llama.GEMMA_FAMILIES,
+    **llama.OLMO_FAMILIES,
+    **llama.GLM_FAMILIES,
     **layernorm.FAMILIES,
     **gpt.FAMILIES,
     **moe.FAMILIES,
-    **remote.REMOTE_CODE_FAMILIES,
-    **phi3small.FAMILIES,
+    **remote_code.REMOTE_CODE_FAMILIES,
+    **remote_code.FAMILIES,
     **mamba.FAMILIES,
     **mamba2.FAMILIES,
     **linear_attention.FAMILIES,
     **lfm2.FAMILIES,
     **recurrent_gemma.FAMILIES,
-    **latent.FAMILIES,
+    **mla.FAMILIES,
     **whisper.FAMILIES,
     **text_to_text.FAMILIES,
 }

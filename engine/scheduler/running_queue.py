@@ -159,7 +159,7 @@ class RunningQueue:
             and self._kv.has_shared_blocks(sequence.seq_id, step.first_written_token(sequence))
         )
 
-    def claim_reserves(self) -> None:
+    def preempt_for_reserves(self) -> None:
         """Preempt tenants over their share if they hold blocks that were reserved afterwards.
 
         Later allocations respect the reserve.
@@ -187,7 +187,7 @@ class RunningQueue:
         num_pending = head.num_tokens - prefix.num_tokens
         return prefix, min(num_pending, self._limits.max_tokens_per_sequence)
 
-    def claim_share(self, step: StepBuilder, head: Sequence, quota: TenantQuota) -> bool:
+    def preempt_for_share(self, step: StepBuilder, head: Sequence, quota: TenantQuota) -> bool:
         """Preempt tenants over their share of the pool for one that stays within its own.
 
         Returns False if that doesn't free enough. More urgent sequences aren't preempted.
@@ -203,7 +203,7 @@ class RunningQueue:
                 return False
             self.preempt_in_step(step, victim)
 
-    def claim_seat(self, step: StepBuilder, head: Sequence, quota: TenantQuota) -> bool:
+    def preempt_for_seat(self, step: StepBuilder, head: Sequence, quota: TenantQuota) -> bool:
         """Preempt a sequence of a tenant over its share of seats for a tenant that has few.
 
         Seats can be taken beyond the share while no other tenant is active; once others are,

@@ -28,8 +28,8 @@ from engine.scheduler.request import Sequence, SequenceStatus
 from engine.scheduler.running_queue import RunningQueue
 from engine.scheduler.step_builder import StepBuilder
 
-#: After so many steps with preemptions in which the first running sequence got no tokens, it is
-#: scheduled first.
+#: After so many steps with preemptions in which the first running sequence got no tokens, that
+#: sequence is scheduled first.
 MAX_STARVED_STEPS = 8
 
 
@@ -50,7 +50,7 @@ class Scheduler:
         config: EngineConfig,
         num_blocks: int,
         token_budget: int,
-        prefill_share: PrefillLimits | None = None,
+        prefill_limits: PrefillLimits | None = None,
         layout: KVCacheConfig | None = None,
         max_model_len: int = 0,
         *,
@@ -61,10 +61,10 @@ class Scheduler:
             config: settings; those that depend on the model are resolved.
             num_blocks: size of the KV pool.
             token_budget: max_num_batched_tokens.
-            prefill_share: prompt tokens of a step in which sequences decode; None: no limit.
+            prefill_limits: limits of prompt tokens in a step with decodes; None: no limit.
             layout: the model's KV cache groups; None: full attention in all layers.
             max_model_len: the model's context length; 0: unbounded.
-            mixes: whether a step may hold prompts and decodes.
+            mixes: whether prompts and decodes may be in the same step.
         """
         self.config = config
         self._mixes = mixes
@@ -75,7 +75,7 @@ class Scheduler:
             token_budget,
             max_chunk_tokens=config.long_prefill_token_threshold or token_budget,
             chunked=config.enable_chunked_prefill,
-            share=prefill_share or PrefillLimits(token_budget),
+            share=prefill_limits or PrefillLimits(token_budget),
         )
         self.kv = make_coordinator(
             layout, num_blocks, config.block_size, config.enable_prefix_caching
@@ -103,7 +103,7 @@ class Scheduler:
         self.prompt_load = PrefillLoad()
         #: The last plan.
         self._plan = StepPlan(0)
-        #: (seq_id, token) appended to sequences since the last step without being sampled.
+        #: (seq_id, token) appended to beams since the last step, which weren't sampled.
         self._appended: list[tuple[int, int]] = []
         #: The running sequence that needs steps to itself; see `Sequence.isolated`.
         self._isolated: Sequence | None = None
@@ -208,7 +208,7 @@ class Scheduler:
         self.num_steps += 1
         self.encoder_cache.start_step()
         self.kv.start_step()
-        self._runs.claim_reserves()
+        self._runs.preempt_for_reserves()
         prefill_budget, short_step = self._rotation.plan_prefill()
         step = StepBuilder(self.num_steps, self.limits.token_budget, prefill_budget)
         if self._schedule_isolated(step):
@@ -294,7 +294,8 @@ class Scheduler:
             elif num_pending == 1:
                 has_output = num_computed >= sequence.num_prompt_tokens
                 if not has_output and (sequence.request.media or not self._mixes):
-                    partial_prefills.append(sequence)  # the last token may stand for a picture
+                    # A prompt's last token may be a picture's placeholder: then it is no decode.
+                    partial_prefills.append(sequence)
                 elif prompts_only:
                     continue
                 elif has_output and num_computed % block_size not in block_edges:
@@ -427,7 +428,7 @@ class Scheduler:
             if step.tenant_budgets and not step.prompt_budget(head, 0):
                 waiting.skip_tenant(quota.name)
                 continue
-            if not self._runs.is_full or self._runs.claim_seat(step, head, quota):
+            if not self._runs.is_full or self._runs.preempt_for_seat(step, head, quota):
                 return head
             if waiting.num_tenants == 1:
                 return None
@@ -437,10 +438,12 @@ class Scheduler:
     def _start_head(self, step: StepBuilder, head: Sequence) -> None:
         """Start the queue's head; if it can't start, skip its tenant or close admission.
 
-        No sequence overtakes one that can't start. But a tenant is skipped if it is at its own
-        maximum, or takes more than its share of seats when few are left (urgent requests are
-        exempt). Even when the pool is full, tenants get the blocks reserved for them, and up to
-        their share those of tenants that exceed theirs.
+        No sequence overtakes one that can't start, except:
+
+        - a tenant at its own maximum of blocks is skipped, and one that takes more than its share
+          of seats when few are left, unless its request is urgent;
+        - when the pool is full, a tenant gets the blocks reserved for it, and up to its share
+          those of tenants that exceed theirs.
         """
         quota = self._runs.quota_of(head)
         if head.request.priority >= 0 and self._runs.must_leave_seats(quota):
@@ -455,11 +458,11 @@ class Scheduler:
         step.admission_closed = True
         if not num_missing:
             return
-        if self.waiting.fair and self._runs.claim_share(step, head, quota):
+        if self.waiting.fair and self._runs.preempt_for_share(step, head, quota):
             self._start(step, head)
             return
-        for quota in list(self.kv.quotas.tenants_with_reserve):
-            reserved = self.waiting.peek_tenant(quota.name)
+        for reserving in list(self.kv.quotas.tenants_with_reserve):
+            reserved = self.waiting.peek_tenant(reserving.name)
             has_budget = step.budget > 0 and not self._runs.is_full
             if reserved is not None and not reserved.isolated and has_budget:
                 self._start(step, reserved)
@@ -608,9 +611,9 @@ class Scheduler:
         The other sequences get every second step, so that many isolated prompts can't starve them.
         """
         sequence = self._isolated_running()
-        is_shared = len(self.running) > (sequence is not None)
+        must_alternate = len(self.running) > (sequence is not None)
         shared_budget, step.prefill = step.prefill, PrefillBudget(step.budget)
-        if self._ran_isolated and is_shared:
+        if self._ran_isolated and must_alternate:
             self._ran_isolated = False
         elif sequence is not None:
             self._continue_prompt(step, sequence)

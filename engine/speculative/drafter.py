@@ -70,14 +70,14 @@ class Drafter:
         self,
         config: SpeculativeConfig,
         max_model_len: int,
-        possible: Possible | None = None,
+        filter_drafts: Possible | None = None,
         model: DraftProposer | None = None,
     ) -> None:
-        """`possible`: cuts drafts to those that the sequence's constraints allow; `model`: computes
-        drafts; None: drafts are looked up in text.
+        """`filter_drafts`: cuts drafts to those that the sequence's constraints allow; `model`:
+        computes drafts; None: drafts are looked up in text.
         """
         self._config = config
-        self._allowed = possible or (lambda sequence, drafts: drafts)
+        self._allowed = filter_drafts or (lambda sequence, drafts: drafts)
         self._max_model_len = max_model_len
         self.model = model
         self._proposer: Proposer | None = None
@@ -437,7 +437,7 @@ def make_drafter(
     facts: ModelFacts,
     *,
     overlaps: bool,
-    possible: Possible | None = None,
+    filter_drafts: Possible | None = None,
     host: DraftHost,
     state_blocks: Callable[[int], list[int]] = lambda _: [],
 ) -> Drafter | None:
@@ -445,7 +445,7 @@ def make_drafter(
 
     Args:
         overlaps: whether steps are planned before the previous step's tokens are known.
-        possible: see `Drafter`.
+        filter_drafts: see `Drafter`.
         host: draft model or heads that were loaded with the model.
         state_blocks: see `KVCacheCoordinator.get_state_blocks`.
 
@@ -485,4 +485,4 @@ def make_drafter(
             facts.eos_token_ids,
             (lambda seq_id: [state_blocks(seq_id)]) if reads_encoder else (lambda _: []),
         )
-    return Drafter(settings, facts.max_model_len, possible, model)
+    return Drafter(settings, facts.max_model_len, filter_drafts, model)

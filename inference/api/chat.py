@@ -46,7 +46,7 @@ from tenants.authentication import Caller
 
 _encode = msgspec.json.Encoder().encode
 
-#: Fields that need more than one choice, or a stream, per conversation; and values without effect.
+#: Fields that a batch refuses, and the values that are accepted because they change nothing.
 _NOT_IN_BATCHES: dict[str, tuple[Any, ...]] = {
     "stream": (False,),
     "store": (False,),
@@ -94,9 +94,9 @@ def _conversations(body: dict[str, Any]) -> list[ChatRequest]:
     Raises:
         InvalidRequest, pydantic.ValidationError: with the name of the field.
     """
-    for name, harmless in _NOT_IN_BATCHES.items():
+    for name, neutral in _NOT_IN_BATCHES.items():
         value = body.get(name)
-        if value is not None and value not in harmless:
+        if value is not None and value not in neutral:
             raise UnsupportedField(f"'{name}' is not supported in a batch.", param=name)
     messages = body.get("messages")
     if not isinstance(messages, list) or not messages:
@@ -138,11 +138,11 @@ class StoringChatWriter(EventWriter[TurnDelta]):
     def start(self) -> bytes:
         return self._writer.start()
 
-    def write(self, news: Iterable[TurnDelta]) -> bytes:
-        news = list(news)
-        for delta in news:  # first, because the wrapped writer modifies deltas
+    def write(self, deltas: Iterable[TurnDelta]) -> bytes:
+        deltas = list(deltas)
+        for delta in deltas:  # first, because the wrapped writer modifies deltas
             self._answer.append(delta)
-        return self._writer.write(news)
+        return self._writer.write(deltas)
 
     def finish(self) -> bytes:
         self.final = self._answer.body()
@@ -158,20 +158,20 @@ async def respond_and_store(
     """`respond` for a completion that is stored. Raises what `respond` raises."""
     response: HttpResponseBase
 
-    async def keep(body: dict[str, Any]) -> None:
+    async def store(body: dict[str, Any]) -> None:
         await _store(caller, chat, body)
 
     try:
         if turn.job.stream:
             writer = StoringChatWriter(turn)
             first = await turn.next(settings.QUIRE.stream_start_wait_s)
-            events = store_before_last_event(turn, writer, first, writer, keep)
+            events = store_before_last_event(turn, writer, first, writer, store)
             response = EventStreamResponse(events, turn.release)
         else:
             answer = ChatCompletionBuilder(turn)
             await collect(turn, answer.append)
             body = answer.body()
-            await keep(body)
+            await store(body)
             response = json_response(body)
     except BaseException:
         turn.release()

@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from pydantic import BaseModel, BeforeValidator, ConfigDict
 
+from engine.contract.checkpoint_options import SAMPLING_DEFAULTS
 from engine.contract.errors import InvalidRequest
 from engine.contract.sampling_params import (
     MAX_LOGIT_BIAS,
@@ -202,10 +203,6 @@ _FORMATS: dict[str, Callable[[dict[str, Any]], tuple[dict[str, str], dict[str, A
 }
 
 
-#: Fields whose default a model's generation_config.json may set.
-MODEL_DEFAULTS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
-
-
 def _check_num_biases(biases: Any) -> Any:
     """Check the number of entries before pydantic validates each."""
     if isinstance(biases, dict) and len(biases) > MAX_LOGIT_BIAS:
@@ -266,7 +263,7 @@ class SamplingFields(StructuredFields, GenerateRequest):
             )
         values: dict[str, Any] = {
             name: defaults[name]
-            for name in MODEL_DEFAULTS
+            for name in SAMPLING_DEFAULTS
             if defaults.get(name) is not None and getattr(self, name) is None
         }
         for name in _PASSED_ON:

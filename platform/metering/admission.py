@@ -45,7 +45,7 @@ from tenants.authentication import Caller
 ADMISSION_TTL_S = 3600
 #: Maximum wait for others to release their reservations of a budget, and poll intervals.
 WAIT_TIMEOUT_S, POLL_INTERVAL_S, MAX_POLL_INTERVAL_S = 30.0, 0.02, 0.5
-#: Maximum wait for an unreachable Redis, unless FAILOVER_WAIT_S is set, and between two attempts.
+#: Wait between two attempts while Redis is unreachable.
 REDIS_RETRY_S = 0.2
 #: `retry_after` of a concurrency limit: when a running request will end isn't known.
 RUNNING_RETRY_S = 1.0
@@ -58,9 +58,10 @@ class Admission:
     """State of the tightest limits after this request; None without a limit.
 
     `limit_*`: capacity per minute. `remaining_*`: left now. `reset_*_s`: seconds until the limit is
-    full again. `output_tokens`: reserved besides the prompt; the maximum that may be generated.
+    full again. `output_tokens`: the most that may be generated; reserved besides the prompt.
     `reserved`: whether `settle` must release a reservation. `prices`: the request's prices.
-    `epochs`: versions of its budgets' counters at admission.
+    `epochs`: versions of its budgets' counters at admission; a counter that was rebuilt from the
+    ledger since then has another one, and `settle` counts the request in it anew.
     """
 
     limit_requests: int | None = None
@@ -112,12 +113,12 @@ class LimitCheck:
         values = {
             "id": self.request_id,
             "buckets": [[b.capacity, cost] for b, cost in zip(self.buckets, costs, strict=True)],
-            "covered": sum(bucket.kind == "tokens" for bucket in self.buckets),
+            "num_token_buckets": sum(bucket.kind == "tokens" for bucket in self.buckets),
             "sets": [limit.max_running for limit in self.running],
             "budgets": [[limit.tokens, limit.nanos, limit.end] for limit in self.budgets],
             "prompt": self.prompt_tokens,
             "output": self.output_tokens,
-            "least": self.min_output,
+            "min_output": self.min_output,
             "picos": [self.prices.prompt, self.prices.output],
             "media": min(self.media_nanos, MAX_NANOS),
             "partial": partial,
@@ -194,8 +195,8 @@ class AdmissionRequest:
 async def admit(caller: Caller, request: AdmissionRequest) -> Admission:
     """Count a request and reserve its tokens in every limit that applies to it, or in none.
 
-    It reserves prompt + `max_output_tokens`, but at most a limit's capacity per minute. Of a budget
-    it may be the rest only: then `output_tokens` limits the output. If running requests have
+    It reserves prompt + `max_output_tokens`, but at most a limit's capacity per minute. If a budget
+    has less left, it reserves that, and `output_tokens` is the cap. If running requests have
     reserved what is missing, it first waits up to `WAIT_TIMEOUT_S` for them. `settle` corrects
     reservations to what was used.
 

@@ -21,7 +21,7 @@ class Driver:
         num_blocks: int,
         token_budget: int = 1000,
         prefill_limit: int = 0,
-        prefill_share: PrefillLimits | None = None,
+        prefill_limits: PrefillLimits | None = None,
         windows: tuple[int, ...] = (),
         max_model_len: int = 0,
         mixes: bool = True,
@@ -30,7 +30,7 @@ class Driver:
         settings = {"block_size": 4, "max_num_seqs": 64, **settings}
         self.config = EngineConfig(model="m", **settings)
         self.layout = make_kv_cache_config(windows, len(windows) or 1, max_model_len=10**6)
-        share = prefill_share or (PrefillLimits(prefill_limit) if prefill_limit else None)
+        share = prefill_limits or (PrefillLimits(prefill_limit) if prefill_limit else None)
         self.scheduler = Scheduler(
             self.config, num_blocks, token_budget, share, self.layout, max_model_len, mixes=mixes
         )

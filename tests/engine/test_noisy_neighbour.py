@@ -28,7 +28,7 @@ def machine(num_blocks: int = POOLS["roomy"], full: int = 0, **settings: object)
         block_size=16,
         token_budget=1024,
         max_num_seqs=64,
-        prefill_share=PrefillLimits(256, saturation_decodes=64, target_step_tokens=full),
+        prefill_limits=PrefillLimits(256, saturation_decodes=64, target_step_tokens=full),
         enable_prefix_caching=False,
         **settings,
     )

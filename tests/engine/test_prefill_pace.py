@@ -17,7 +17,7 @@ DECODES = 8
 def paced(seconds_per_token: float, seconds_per_read: float = 0.0) -> PrefillPace:
     """A pace that allows 0.1 s, beside eight decodes that take 10 ms."""
     limits = Driver(
-        100, 512, prefill_share=PrefillLimits(1, saturation_decodes=32)
+        100, 512, prefill_limits=PrefillLimits(1, saturation_decodes=32)
     ).scheduler.limits
     pace = PrefillPace(limits, seconds_per_token, 0.1, seconds_per_read)
     for _ in range(50):

@@ -186,7 +186,7 @@ def test_nobody_reads_anothers_kv_and_all_blocks_come_back(
         enable_prefix_caching=caching,
         long_prefill_token_threshold=5 if chunked else 0,
         # Where one tenant has the most, rows take turns.
-        prefill_share=PrefillLimits(
+        prefill_limits=PrefillLimits(
             8, saturation_decodes=2, min_step_tokens=4, target_step_tokens=4
         )
         if short
@@ -217,7 +217,7 @@ class Phased(Chaos):
 @pytest.mark.parametrize("seed", [20, 27, 35])
 def test_short_steps_hold_prompts_or_decodes_where_a_device_does_not_mix(seed: int) -> None:
     share = PrefillLimits(8, saturation_decodes=2, min_step_tokens=4, target_step_tokens=4)
-    chaos = Phased(seed, (), False, mixes=False, prefill_share=share)
+    chaos = Phased(seed, (), False, mixes=False, prefill_limits=share)
     for _ in range(50):
         chaos.round()
     chaos.drain()
@@ -261,7 +261,7 @@ class Crowd(Chaos):
             "enable_prefix_caching": draw.random() < 0.8,
             "long_prefill_token_threshold": draw.choice([0, 0, 5]),
             "kept_seats_fraction": draw.choice([1 / 16, 0.2, 0.5]),
-            "prefill_share": PrefillLimits(
+            "prefill_limits": PrefillLimits(
                 draw.randint(8, 40),
                 saturation_decodes=draw.randint(1, 3),
                 min_step_tokens=draw.randint(2, 12),

@@ -30,15 +30,17 @@ SANDWICH = WeightNames(
 
 
 def gemma(config: Config) -> dict[str, Any]:
-    """Gemma: norm weights are stored minus 1, embeddings are scaled by the root of their size."""
+    """Gemma: checkpoints store norm weights minus 1; embeddings are scaled by the root of
+    their size.
+    """
     refuse(config, use_bidirectional_attention=False)
     bias = bool(config.get("attention_bias", False))
-    named = activation_of(config) if config.get("hidden_act") else "gelu_tanh"
+    activation = activation_of(config) if config.get("hidden_act") else "gelu_tanh"
     return {
         "norm_offset": 1.0,
         "embedding_scale": float(config["hidden_size"]) ** 0.5,
         # Early checkpoints have "gelu", which stands for its tanh approximation.
-        "activation": "gelu_tanh" if named == "gelu" else named,
+        "activation": "gelu_tanh" if activation == "gelu" else activation,
         "qkv_bias": bias,
         "o_bias": bias,
     }
@@ -108,8 +110,10 @@ def gemma3n(config: Config) -> dict[str, Any]:
 
 
 def _kv_sources(windows: tuple[int, ...], num_shared: int) -> tuple[int, ...]:
-    """Return for each layer the layer whose keys and values it uses: its own, or, for the last
-    `num_shared` layers, those of the last layer before these with the same window.
+    """Return for each layer the index of the layer whose keys and values it uses.
+
+    That is its own; the last `num_shared` layers use those of the last layer before them all that
+    has the same window.
 
     Raises `BadModelConfig` unless there is such a layer for each window.
     """
@@ -153,12 +157,12 @@ def _local_rope(config: Config, dim: int) -> RopeSpec:
     return RopeSpec(theta, dim, max_position_embeddings=int(config["max_position_embeddings"]))
 
 
-_SHARED = {"head_dim": 256, "tie_word_embeddings": True, "query_pre_attn_scalar": 256}
+_GEMMA = {"head_dim": 256, "tie_word_embeddings": True, "query_pre_attn_scalar": 256}
 _GEMMA2 = {"sliding_window": 4096, "final_logit_softcapping": 30.0, "attn_logit_softcapping": 50.0}
 
-FAMILIES = {
-    "GemmaForCausalLM": Family(gemma, _SHARED | {"max_position_embeddings": 8192}),
-    "Gemma2ForCausalLM": Family(gemma2, _SHARED | _GEMMA2 | {"max_position_embeddings": 8192}),
+GEMMA_FAMILIES = {
+    "GemmaForCausalLM": Family(gemma, _GEMMA | {"max_position_embeddings": 8192}),
+    "Gemma2ForCausalLM": Family(gemma2, _GEMMA | _GEMMA2 | {"max_position_embeddings": 8192}),
     "Gemma3nForCausalLM": Family(
         gemma3n,
         {
@@ -181,7 +185,7 @@ FAMILIES = {
     ),
     "Gemma3ForCausalLM": Family(
         gemma3,
-        _SHARED | {"sliding_window": 4096, "rope_theta": 1e6, "max_position_embeddings": 131072},
+        _GEMMA | {"sliding_window": 4096, "rope_theta": 1e6, "max_position_embeddings": 131072},
     ),
 }
 
@@ -208,7 +212,7 @@ def glm4(config: Config) -> dict[str, Any]:
     return {**glm(config), "names": GLM4}
 
 
-_DEFAULTS = {
+_GLM_DEFAULTS = {
     "head_dim": 128,
     "num_key_value_heads": 2,
     "partial_rotary_factor": 0.5,
@@ -217,8 +221,8 @@ _DEFAULTS = {
 }
 
 GLM_FAMILIES = {
-    "GlmForCausalLM": Family(glm, _DEFAULTS),
-    "Glm4ForCausalLM": Family(glm4, _DEFAULTS),
+    "GlmForCausalLM": Family(glm, _GLM_DEFAULTS),
+    "Glm4ForCausalLM": Family(glm4, _GLM_DEFAULTS),
 }
 
 
@@ -287,11 +291,11 @@ def smollm3(config: Config) -> dict[str, Any]:
     """
     layers = int(config["num_hidden_layers"])
     rotated = _rotated_layers(config, layers)
-    types = ["full_attention" if turned else "sliding_attention" for turned in rotated]
+    types = ["full_attention" if is_rotated else "sliding_attention" for is_rotated in rotated]
     rope = rope_spec(config, rotary_dim(config, head_size(config)))
     return {
         **llama(config),
-        "layer_ropes": tuple(rope if turned else None for turned in rotated),
+        "layer_ropes": tuple(rope if is_rotated else None for is_rotated in rotated),
         "sliding_windows": windows_by_type(config, types)
         if config.get("use_sliding_window")
         else (0,) * layers,

@@ -247,23 +247,17 @@ NAMES = {
     "reasoning_effort": "reasoning.effort",
     "tool_choice.allowed_tools": "tool_choice",
 }
-#: Fields with the same name in both.
-SHARED = (
-    "model",
-    "stream",
-    "temperature",
-    "top_p",
-    "top_k",
-    "min_p",
-    "repetition_penalty",
-    "seed",
-    "stop",
-    "user",
-    "priority",
-    "service_tier",
-    "cache_salt",
-    "chat_template_kwargs",
-)
+#: Fields of both endpoints that aren't passed on as they are.
+_CONVERTED = {
+    *("metadata", "parallel_tool_calls", "store", "stream_options"),
+    *("tool_choice", "tools", "top_logprobs"),
+}
+#: Fields with the same name and meaning in both.
+SHARED = [
+    name
+    for name in ResponsesRequest.model_fields
+    if name in ChatRequest.model_fields and name not in _CONVERTED
+]
 
 
 def chat_from_responses(

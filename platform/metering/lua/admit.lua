@@ -2,10 +2,10 @@
 -- KEYS: the token buckets, the sets of running requests, the budgets' counters; then the
 --       reservation, and the gateway's open requests.
 -- ARGV: 1 the request as JSON:
---         id; buckets: [[capacity (also its refill a minute), what to take], ...]; covered: how
+--         id; buckets: [[capacity (also its refill a minute), what to take], ...]; num_token_buckets: how
 --         many of them, from the first, the reservation corrects; sets: [most at a time, ...];
 --         budgets: [[tokens (-1: no limit), nanos (-1), seconds when the period ends], ...];
---         prompt, output: tokens; least: fewer output tokens are no use; picos: [of a prompt token,
+--         prompt, output: tokens; min_output: fewer output tokens are no use; picos: [of a prompt token,
 --         of an output token]; media: nanos of its images and audio; partial: whether less than `output` may be given though others may
 --         soon give back what they reserved; ttl: seconds that the reservation lives
 --       2 what to bill should the gateway die.
@@ -90,7 +90,7 @@ for i = 1, #buckets do
 end
 
 if refused > 0 and held and not request.partial then return reply('wait', refused, 0, 0) end
-if granted < request.least then
+if granted < request.min_output then
   return reply('budget', refused, budgets[refused][3] - now, math.max(0, granted))
 end
 for i = 1, #sets do
@@ -105,7 +105,7 @@ for i = 1, #buckets do
   redis.call('HSET', KEYS[i], 'level', tostring(levels[i]), 'at', tostring(now),
     'capacity', tostring(capacity))
   redis.call('EXPIRE', KEYS[i], 60 + math.ceil((capacity - levels[i]) * 60 / capacity))
-  if i <= request.covered then
+  if i <= request.num_token_buckets then
     taken[#taken + 1] = KEYS[i]
     taken[#taken + 1] = cost .. ' ' .. capacity
   end
