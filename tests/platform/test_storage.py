@@ -201,6 +201,14 @@ def test_a_conversation_is_read_only_so_far(acme: Caller, monkeypatch: Any) -> N
     assert caught.value.param == "previous_response_id"
 
 
+def test_answers_are_kept_for_the_days_that_the_operator_says(acme: Caller, settings: Any) -> None:
+    kept = response_of(acme, 1)
+    assert kept.expires_at is not None
+    assert round((kept.expires_at - kept.created_at) / timedelta(days=1), 3) == 30
+    settings.QUIRE = settings.QUIRE.replace(response_days=0)
+    assert response_of(acme, 2).expires_at is None
+
+
 def test_a_tenants_answers_may_take_only_so_much(acme: Caller, settings: Any) -> None:
     first = response_of(acme, 1)
     settings.QUIRE = settings.QUIRE.replace(tenant_quotas={"stored_chars": 2 * first.size})
