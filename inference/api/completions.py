@@ -118,7 +118,6 @@ class CompletionBuilder:
         self._scores: dict[int, list[TokenLogprobs | None]] = {}
 
     def append(self, increment: OutputDelta) -> None:
-        """Add an increment."""
         self._outputs[increment.number][increment.index].append(increment)
         if increment.prompt_logprobs is not None:
             self._scores[increment.number] = increment.prompt_logprobs

@@ -52,7 +52,6 @@ def model_info(card: ModelCard) -> dict[str, Any]:
 
 
 def model_page(cards: Sequence[ModelCard]) -> dict[str, Any]:
-    """All models on one page."""
     data = [model_info(card) for card in cards]
     return {
         "data": data,

@@ -53,7 +53,6 @@ class UsageReportRequest:
 
     @property
     def width(self) -> timedelta:
-        """Width of a bucket."""
         return WIDTHS[self.question.width]
 
 

@@ -214,7 +214,6 @@ class TokensAnswer:
         self._scores: list[TokenLogprobs | None] | None = None
 
     def append(self, increment: OutputDelta) -> None:
-        """Add an increment."""
         self._outputs[increment.index].append(increment)
         if increment.prompt_logprobs is not None:
             self._scores = increment.prompt_logprobs

@@ -202,11 +202,9 @@ class _Texts:
         self._texts = [prompt for _ in generation.outputs[0]]
 
     def append(self, increment: OutputDelta) -> None:
-        """Add an increment."""
         self._texts[increment.index] += increment.text
 
     def body(self) -> dict[str, Any]:
-        """All texts."""
         best = best_outputs(self._generation.outputs[0], self._n)
         return {"text": [self._texts[index] for index in best]}
 
@@ -223,7 +221,6 @@ class _TextsWriter(EventWriter[OutputDelta]):
         self._texts = texts
 
     def write(self, news: Iterable[OutputDelta]) -> bytes:
-        """The current texts."""
         for increment in news:
             self._texts.append(increment)
         return _encode(self._texts.body()) + b"\0"

@@ -49,7 +49,6 @@ class OutputParserConfig:
 
     @property
     def is_plain_text(self) -> bool:
-        """Whether all text is content."""
         return self.reasoning is None and self.tools is None
 
 

@@ -109,12 +109,10 @@ class ChatSession:
 
     @property
     def job(self) -> Job:
-        """Job of the generation."""
         return self.generation.job
 
     @property
     def admission(self) -> Admission:
-        """Result of admission."""
         return self.generation.admission
 
     @property

@@ -425,7 +425,6 @@ class EngineClient:
         self.fail(flight, error)
 
     def fail(self, flight: InFlightRequest, error: QuireError) -> None:
-        """End a flight with an error."""
         self._flights.pop(flight.engine_id, None)
         if flight.placed and len(flight.finished) > 1:
             self._abort_attempt(flight)  # its other outputs
@@ -503,7 +502,6 @@ class EngineClient:
 
     @property
     def flights(self) -> list[InFlightRequest]:
-        """Open flights."""
         return list(self._flights.values())
 
     def is_idle(self) -> bool:

@@ -37,7 +37,6 @@ class ResumeState:
     epoch: int
 
     def for_prompt(self, number: int) -> tuple[Sequence[list[int]], Sequence[bool], Bits, int]:
-        """Resume state of one prompt."""
         return self.tokens[number], self.finished[number], self.bits[number], self.epoch
 
 

@@ -405,7 +405,6 @@ class Generation:
         )
 
     async def _log(self, record: UsageRecord) -> None:
-        """Log the request."""
         await self._submission.wait_records(RECORDS_TIMEOUT_S)
         trace = build_request_trace(self, self._error)
         if record.request_id != self.job.request_id and not trace.answer_id:

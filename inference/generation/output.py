@@ -279,7 +279,6 @@ class Collected:
     stop_reason: int | str | None = None
 
     def append(self, increment: OutputDelta) -> None:
-        """Append an increment."""
         self.text += increment.text
         self.token_ids += increment.token_ids
         self.entries += increment.entries

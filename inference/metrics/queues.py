@@ -55,7 +55,6 @@ def _age_s(message: bytes | None) -> float:
 
 
 def queue_metrics(queues: Iterable[TaskQueue]) -> list[GaugeMetricFamily]:
-    """Metric families of the queues."""
     length = GaugeMetricFamily(
         "quire_task_queue_length", "Tasks that wait for a worker.", labels=["queue"]
     )

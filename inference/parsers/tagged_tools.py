@@ -248,7 +248,6 @@ class TaggedParser(ToolCallParser):
         return after + len(window) - len(rest)
 
     def _ends_value(self, mark: str, position: int) -> Literal["end", "doubtful", "no", "unsure"]:
-        """Return whether a mark ends the value."""
         if not self._streams and self._is_open_json(position):
             return "doubtful"
         after = position + len(mark)

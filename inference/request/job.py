@@ -204,7 +204,6 @@ class Job:
 
     @property
     def caller(self) -> Caller:
-        """The caller of the request."""
         return self.ctx.caller
 
     @property
@@ -214,7 +213,6 @@ class Job:
 
     @property
     def prompt_tokens(self) -> int:
-        """Tokens of all prompts."""
         return sum(map(len, self.prompts)) + sum(self.encoder_tokens)
 
     def num_prompt_tokens(self, number: int) -> int:
@@ -248,7 +246,6 @@ class Job:
         return sum(item.kind == "image" for item in media)
 
     def prompt_usage(self, numbers: Iterable[int]) -> Usage:
-        """Usage of some of the prompts."""
         numbers = list(numbers)
         return Usage(
             prompt_tokens=sum(map(self.num_prompt_tokens, numbers)),

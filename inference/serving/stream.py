@@ -35,7 +35,6 @@ class ChunkEncoder:
         self._texts: dict[int, tuple[bytes, bytes]] = {}
 
     def choice(self, choice: dict[str, Any]) -> bytes:
-        """A chunk with one choice."""
         return self._start + _encode(choice) + self._usage_suffix()
 
     def first_chunk(
@@ -165,7 +164,6 @@ class EventIdWriter(EventWriter[Any]):
         return b""
 
     def write(self, news: Iterable[Any]) -> bytes:
-        """Events for new deltas."""
         if not self._silent:
             return b"".join([self._write(delta) for delta in news])
         self._silent = False

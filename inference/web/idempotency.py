@@ -255,7 +255,6 @@ class IdempotencyKey:
 
 
 def _replay(entry: IdempotencyEntry) -> HttpResponseBase:
-    """A stored response."""
     body = entry.body or b""
     response = HttpResponse(body, content_type=entry.content_type)
     response["Content-Length"] = str(len(body))

@@ -104,7 +104,6 @@ class SessionConsumer(AsyncJsonWebsocketConsumer):
                 await self.close(BAD_MESSAGES)
 
     async def send_error(self, error: QuireError) -> None:
-        """Send an error to the page."""
         await self.send_json({"type": "error", **envelope(error)})
 
     @classmethod

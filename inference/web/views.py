@@ -225,7 +225,6 @@ class GatewayView(APIView):
         return response
 
     def render_exception(self, request: GatewayRequest, error: Exception) -> HttpResponse:
-        """The response to a failed request."""
         return self.render_error(error, request.request_id)
 
     def _handler(self, request: HttpRequest) -> Handler:

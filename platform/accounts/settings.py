@@ -6,7 +6,6 @@ from common.settings import QuireSettings
 
 
 def identity_settings(settings: QuireSettings) -> dict[str, object]:
-    """Return the settings by name."""
     return {
         "ACCOUNT_ADAPTER": "accounts.adapters.AccountAdapter",
         "ACCOUNT_LOGIN_METHODS": {"username", "email"},

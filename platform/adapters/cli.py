@@ -11,7 +11,6 @@ from tenants.models import Tenant
 
 
 def add_adapter_arguments(parser: CommandParser) -> None:
-    """Add the arguments that name an adapter."""
     parser.add_argument("name", help="NAME, or MODEL:NAME")
     parser.add_argument(
         "--tenant", metavar="NAME", help="owning tenant (default: shared with all tenants)"

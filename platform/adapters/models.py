@@ -95,8 +95,6 @@ class AdapterUpload(models.Model):
 
 
 class VersionState(models.TextChoices):
-    """A version's states."""
-
     FETCHING = "fetching", "Being fetched"  # from the hub
     UPLOADED = "uploaded", "Waiting for its check"
     VALIDATING = "validating", "Being checked"  # header, shapes, numbers

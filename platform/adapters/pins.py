@@ -42,7 +42,6 @@ class PinCapacity:
 
     @classmethod
     def of(cls, beat: Heartbeat) -> PinCapacity:
-        """The capacity of a replica."""
         num_slots = beat.stats.adapter_slots // UNPINNED_TTL if beat.stats.adapter_slots else None
         return cls(beat.stats.adapter_capacity_bytes // UNPINNED_TTL, num_slots)
 

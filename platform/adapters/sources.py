@@ -22,7 +22,6 @@ from engine.contract.lora import CONFIG_FILE, WEIGHTS_FILE, snapshot_of
 
 
 def is_adapter_of(config: Path, model: str) -> bool:
-    """Whether a configuration is that of an adapter of this model."""
     content = _config(config)
     base = content.get("base_model_name_or_path")
     return content.get("peft_type") == "LORA" and _same_model(base, model)

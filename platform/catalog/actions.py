@@ -214,7 +214,6 @@ def _send_command(
     states: tuple[ReplicaState, ...],
     **details: Any,
 ) -> list[Replica]:
-    """Send a command to the model's replicas in one of these states."""
     actor = require_operator(actor)
     replicas = list(Replica.objects.filter(served_model=model, state__in=states))
     if not replicas:

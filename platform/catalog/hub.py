@@ -134,7 +134,6 @@ class HubModel:
 
     @property
     def name(self) -> str:
-        """A name for clients."""
         return self.source.rpartition("/")[2].lower()
 
     @property

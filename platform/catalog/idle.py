@@ -92,7 +92,6 @@ def _wake(name: str) -> bool:
 
 
 def _is_starting(row: ServedModel) -> bool:
-    """Whether replicas of it are starting."""
     states = set(row.replicas.values_list("state", flat=True))
     if ReplicaState.FAILED in states:
         return False

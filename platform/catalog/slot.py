@@ -47,7 +47,6 @@ def backoff(failures: int) -> float:
 
 
 def describe_exit(status: int) -> str:
-    """Describe an exit status."""
     if status < 0:
         return f"was killed by {signal.Signals(-status).name}"
     return f"exited with status {status}"

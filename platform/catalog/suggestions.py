@@ -26,7 +26,6 @@ class Suggestion:
 
     @property
     def name(self) -> str:
-        """A name for clients."""
         return self.source.partition("/")[2].lower()
 
     @property

@@ -31,7 +31,6 @@ URL_LIFETIME_S = 300
 
 
 def has_object_storage() -> bool:
-    """Whether an object storage is configured."""
     return ALIAS in settings.STORAGES
 
 

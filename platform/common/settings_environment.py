@@ -102,7 +102,6 @@ def record_flags(names: list[str]) -> None:
 
 
 def variables_from_flags() -> list[str]:
-    """Variables that flags have set."""
     return [name for name in os.environ.get(FROM_FLAGS, "").split(",") if name]
 
 

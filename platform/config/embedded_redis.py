@@ -87,7 +87,6 @@ class DiskWatch:
             )
 
     def close(self) -> None:
-        """Close the connection."""
         self._redis.close()
 
 

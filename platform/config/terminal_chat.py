@@ -44,7 +44,6 @@ class ChatApi:
         )
 
     def close(self) -> None:
-        """Close the connection."""
         self._client.close()
 
     def models(self) -> list[str]:

@@ -52,7 +52,6 @@ class NavPage:
 
     @property
     def has_view(self) -> bool:
-        """Whether the page's view exists."""
         return bool(self.view) or self.external
 
 
@@ -174,7 +173,6 @@ NAVIGATION: dict[str, tuple[NavPage, ...]] = {
 
 
 def pages() -> Iterator[NavPage]:
-    """All pages."""
     return chain.from_iterable(NAVIGATION.values())
 
 
@@ -219,7 +217,6 @@ def navigation(user: Any, current_path: str) -> list[dict[str, Any]]:
 
 
 def _user_audiences(user: Any) -> set[Audience]:
-    """Return the audiences that include the user."""
     rank = max((role.rank for role in access_roles(user)), default=-1)
     membership = {
         Audience.EVERYBODY: True,

@@ -117,7 +117,6 @@ def index_key(prefix: str = KEY_PREFIX) -> str:
 
 
 def bucket_key(start: int, prefix: str = KEY_PREFIX) -> str:
-    """Redis key of a bucket."""
     return f"{prefix}:history:{start}"
 
 

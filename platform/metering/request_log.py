@@ -183,7 +183,6 @@ class RequestTrace(msgspec.Struct, omit_defaults=True, kw_only=True):
 
     @property
     def first(self) -> OutputTrace:
-        """The first output's trace."""
         return self.outputs[0] if self.outputs else OutputTrace()
 
 

@@ -52,7 +52,6 @@ class TokenBucket:
 
     @property
     def redis_key(self) -> str:
-        """Redis key of the bucket's level."""
         return redis_key(f"limit:{self.kind}:{self.owner}:{self.owner_id}")
 
 

@@ -158,7 +158,6 @@ def access_upload(caller: Caller, public_id: str) -> StoredUpload:
 
 
 def access_batches(caller: Caller) -> QuerySet[Batch]:
-    """The tenant's batches."""
     return _for_tenant(Batch, caller.tenant_id).select_related("output_file", "error_file")
 
 

@@ -43,7 +43,6 @@ def files_dir() -> Path:
 
 
 def tenant_dir(tenant_id: int) -> Path:
-    """A tenant's folder."""
     folder = files_dir() / str(int(tenant_id))
     folder.mkdir(mode=0o700, exist_ok=True)
     return folder

@@ -66,7 +66,6 @@ def to_actor(actor: Actor | User) -> Actor:
 
 
 def key_actor(key: ApiKey) -> Actor:
-    """The actor of a request with this key."""
     holder = key.created_by if key.service_account_id is None else None
     return Actor(f"API key {key}", holder, ActorKind.KEY, key)
 

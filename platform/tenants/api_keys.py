@@ -37,7 +37,6 @@ def check_scopes(scopes: object) -> list[str]:
 
 
 def default_scopes() -> list[str]:
-    """The default scopes of a key."""
     return sorted(DEFAULT)
 
 

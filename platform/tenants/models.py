@@ -370,8 +370,6 @@ class AppendOnly(Exception):
 
 
 class ActorKind(models.TextChoices):
-    """The kind of an actor."""
-
     PERSON = "person", "Person"
     KEY = "key", "API key"
     COMMAND = "command", "Command"

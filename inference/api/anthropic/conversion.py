@@ -158,7 +158,6 @@ def _append(messages: list[dict[str, Any]], message: dict[str, Any]) -> None:
 
 
 def _parts(content: str | list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Content as parts."""
     if isinstance(content, list):
         return content
     return [{"type": "text", "text": content}] if content else []

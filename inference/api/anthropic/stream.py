@@ -43,7 +43,6 @@ class MessageBuilder:
         self._stop: int | str | None = None
 
     def append(self, delta: TurnDelta) -> list[Event]:
-        """Add a delta."""
         if delta.finish_reason == "abort":
             raise RequestAborted("An operator has aborted this request.")
         events = [event for part in delta.parts for event in self._add(part)]

@@ -57,7 +57,6 @@ class WindowText:
 
     @property
     def text(self) -> str:
-        """The complete text."""
         return "".join(segment.text for segment in self.segments)
 
     @property
@@ -96,7 +95,6 @@ def split_segments(
 
 
 def transcript(windows: Iterable[WindowText]) -> str:
-    """The text of all windows."""
     return " ".join(text for window in windows if (text := window.text.strip()))
 
 

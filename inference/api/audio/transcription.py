@@ -147,7 +147,6 @@ class Window:
     first_sound: float
 
     def file_time(self, seconds: float) -> float:
-        """Convert a time in the window to a time in the file."""
         return max(self.start + seconds, self.first_sound)
 
 
@@ -441,7 +440,6 @@ class Transcription:
         return generation
 
     def _job_fields(self, windows: Sequence[Window], prompts: list[list[int]]) -> dict[str, Any]:
-        """Fields of a job that decodes windows."""
         return {
             "ctx": self._ctx,
             "request_id": self._ctx.ids.new("transcript"),
@@ -493,7 +491,6 @@ class Transcription:
         return self._served.tokenizer
 
     def _text(self, window: Window, job: Job, deltas: list[OutputDelta]) -> WindowText:
-        """A window's text from its output."""
         tokens = self._tokens
         entries = [entry.logprobs for delta in deltas for entry in delta.entries]
         ids = [token for delta in deltas for token in delta.token_ids]

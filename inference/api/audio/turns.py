@@ -69,7 +69,6 @@ class SoundBuffer:
 
     @property
     def duration_ms(self) -> int:
-        """Duration of the buffered audio."""
         return self._ms(len(self._data))
 
     def append(self, data: bytes) -> None:

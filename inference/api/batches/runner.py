@@ -53,7 +53,6 @@ class BatchCounts:
         self.usage: dict[str, int] = {}
 
     def add_result(self, line: dict[str, Any]) -> None:
-        """Add a line of a journal."""
         response = line.get("response") or {}
         if response.get("status_code") != 200:
             self.failed += 1

@@ -67,7 +67,6 @@ class Messages:
         self.messages.insert(0, {"role": "system", "content": text})
 
     def add_all(self, items: Iterable[dict[str, Any]]) -> None:
-        """Add items in order."""
         for index, item in enumerate(items):
             self._add(item, f"input[{index}]")
 

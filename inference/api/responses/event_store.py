@@ -90,6 +90,5 @@ class ResponseEventStore:
         ]
 
     async def forget(self) -> None:
-        """Delete the events."""
         with contextlib.suppress(RedisError):  # they expire
             await self._redis.delete(self._name, f"{self._name}:writer")

@@ -155,7 +155,6 @@ class ResponseAnswer:
         return self._output.end("incomplete" if self._reason == "length" else "completed")
 
     def body(self) -> dict[str, Any]:
-        """The complete response."""
         if any(item["status"] == "in_progress" for item in self._output.items) or not (
             self._output.items
         ):
@@ -176,7 +175,6 @@ class ResponseAnswer:
 
 
 def failed_response(body: dict[str, Any], error: QuireError) -> dict[str, Any]:
-    """A response that failed."""
     code = "rate_limit_exceeded" if error.status == 429 else "server_error"
     code = "invalid_prompt" if error.status in (400, 404) else code
     return {**body, "status": "failed", "error": {"code": code, "message": error.message}}

@@ -118,7 +118,6 @@ def append_chunk(
 
 
 def received_bytes(upload: AdapterUpload) -> dict[str, int]:
-    """Received bytes of each file."""
     sizes = {}
     for file in upload.files:
         if has_object_storage():

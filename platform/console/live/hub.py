@@ -121,7 +121,6 @@ class Leader:
         self._tasks: dict[Key, asyncio.Task[None]] = {}
 
     def add(self, topic: Topic, key: Key, socket: object) -> None:
-        """Add a subscriber."""
         if not topic.interval_s:
             return
         self._sockets.setdefault(key, set()).add(socket)
@@ -131,7 +130,6 @@ class Leader:
             self._tasks[key] = loop.create_task(keep_running(f"topic {topic.name}", publish))
 
     def remove(self, key: Key, socket: object) -> None:
-        """Remove a subscriber."""
         sockets = self._sockets.get(key, set())
         sockets.discard(socket)
         if not sockets:

@@ -194,7 +194,6 @@ def change(request: UserRequest, tenant: Tenant, adapter: Adapter, number: int) 
 
 @post_action
 def delete_alias(request: UserRequest, tenant: Tenant, adapter: Adapter) -> str:
-    """Delete an alias."""
     alias = access.access_alias(request.user, adapter, request.POST.get("alias", ""))
     actions.delete_alias(actor=request.user, alias=alias)
     return f"{alias.name} is no longer a name of this adapter."
@@ -202,7 +201,6 @@ def delete_alias(request: UserRequest, tenant: Tenant, adapter: Adapter) -> str:
 
 @post_action
 def delete(request: UserRequest, tenant: Tenant, adapter: Adapter) -> str:
-    """Delete the adapter with all of its versions."""
     name = adapter.name
     actions.delete_adapter(actor=request.user, adapter=adapter)
     return f"{name} is deleted with all of its versions."

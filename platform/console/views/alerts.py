@@ -62,7 +62,6 @@ def set_webhook(request: UserRequest) -> dict[str, str]:
 
 @alerts.action
 def delete_webhook(request: UserRequest) -> dict[str, str]:
-    """Delete the operators' webhook."""
     actions.delete_webhook(actor=request.user, tenant=None)
     return {"text": "No more events are sent."}
 

@@ -181,7 +181,6 @@ class TenantPage:
         self._view = page_view(self._get)
 
     def __call__(self, request: UserRequest) -> HttpResponseBase:
-        """Serve the page."""
         return self._view(request)
 
     def _get(self, request: UserRequest) -> HttpResponse:
@@ -229,7 +228,6 @@ class InstallationPage:
         self._view = page_view(self.show)
 
     def __call__(self, request: UserRequest) -> HttpResponseBase:
-        """Serve the page."""
         return self._view(request)
 
     def show(self, request: UserRequest, error: QuireError | None = None) -> HttpResponse:

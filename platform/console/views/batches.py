@@ -278,7 +278,6 @@ def cancel(request: UserRequest, tenant: Tenant, public_id: str) -> dict[str, An
 
 @files_action
 def upload(request: UserRequest, tenant: Tenant) -> dict[str, Any]:
-    """Upload a file of requests."""
     caller = write_caller(request, tenant)
     files = request.FILES.getlist("file")
     if len(files) != 1:

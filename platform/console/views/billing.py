@@ -93,7 +93,6 @@ def set_budget(request: UserRequest, tenant: Tenant) -> dict[str, Any]:
 
 @budgets.action
 def delete_budget(request: UserRequest, tenant: Tenant, pk: int) -> dict[str, Any]:
-    """Delete a budget."""
     budget = access_budget(request.user, tenant, pk)
     text = f"The budget is removed: {budget}."
     actions.delete_budget(actor=request.user, budget=budget)

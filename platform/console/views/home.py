@@ -116,7 +116,6 @@ def home_context(user: User, tenant: Tenant | None) -> dict[str, Any]:
 
 
 def _open_alerts(user: User) -> Iterator[Problem]:
-    """The installation's open alerts."""
     for alert in access_alerts(user).filter(finished_at=None):
         yield Problem(alert.text, reverse("alerts"), alert.started_at)
 

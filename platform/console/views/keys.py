@@ -258,7 +258,6 @@ def rotate(request: UserRequest, pk: int) -> HttpResponse:
 
 @change_view
 def revoke(request: UserRequest, pk: int) -> HttpResponse:
-    """Revoke a key."""
     return _change(
         request, pk, lambda user, key: {"revoked": actions.revoke_key(actor=user, key=key).pk}
     )

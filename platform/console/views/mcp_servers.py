@@ -67,6 +67,5 @@ def _check(request: UserRequest, name: str) -> dict[str, str]:
 
 @mcp_servers.action
 def delete_server(request: UserRequest, name: str) -> dict[str, str]:
-    """Remove a server."""
     delete_mcp_server(actor=request.user, server=access_mcp_server(request.user, name))
     return {"text": f"{name} is removed. Its tools no longer run."}

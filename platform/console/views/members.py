@@ -81,7 +81,6 @@ def invite(request: UserRequest, tenant: Tenant) -> dict[str, Any]:
 
 @members.action
 def revoke(request: UserRequest, tenant: Tenant, pk: int) -> dict[str, Any]:
-    """Revoke an invitation."""
     invitation = access_invitation(request.user, tenant, pk)
     actions.revoke_invitation(actor=request.user, invitation=invitation)
     return {"text": f"Invitation for {invitation.email} revoked."}

@@ -143,7 +143,6 @@ class Group:
 
     @property
     def has_errors(self) -> bool:
-        """Whether a field has an error."""
         return any(option.error for option in self.options)
 
 

@@ -59,7 +59,6 @@ def models(request: UserRequest) -> HttpResponse:
 
 @page_view
 def model(request: UserRequest, pk: int) -> HttpResponse:
-    """A model's page."""
     try:
         return show_one(request, model_details.visible_model(request.user, pk))
     except QuireError as error:
@@ -312,7 +311,6 @@ def post_action(function: Action) -> Callable[..., HttpResponseBase]:
 
 @post_action
 def load(request: UserRequest, model: ServedModel) -> str:
-    """Load the model."""
     actions.load_model(actor=request.user, name=model.name)
     return f"{model.name} is being loaded."
 
@@ -336,7 +334,6 @@ def sleep(request: UserRequest, model: ServedModel) -> str:
 
 @post_action
 def wake(request: UserRequest, model: ServedModel) -> str:
-    """Wake the model."""
     actions.wake_model(actor=request.user, model=model)
     return f"{model.name} is waking up."
 
@@ -362,7 +359,6 @@ def restart(request: UserRequest, model: ServedModel) -> str:
 
 @post_action
 def run_benchmark(request: UserRequest, model: ServedModel) -> str:
-    """Queue a benchmark."""
     values: dict[str, int] = {}
     for name in ("input_tokens", "output_tokens", "num_requests"):
         if (value := post_int(request, name)) is None:
@@ -376,7 +372,6 @@ def run_benchmark(request: UserRequest, model: ServedModel) -> str:
 
 @post_action
 def end_benchmark(request: UserRequest, model: ServedModel) -> str:
-    """Stop a benchmark."""
     run = access_benchmark(request.user, model, request.POST.get("benchmark", ""))
     stop_benchmark(actor=request.user, run=run)
     return "The benchmark is stopped. What it has measured stays."

@@ -68,7 +68,6 @@ def set_webhook(request: UserRequest, tenant: Tenant) -> dict[str, Any]:
 
 @webhook.action
 def delete_webhook(request: UserRequest, tenant: Tenant) -> dict[str, Any]:
-    """Delete the webhook."""
     actions.delete_webhook(actor=request.user, tenant=tenant)
     return {"text": "No more events are sent."}
 

@@ -260,7 +260,6 @@ def tenants(request: UserRequest) -> HttpResponse:
 
 @page_view
 def tenant(request: UserRequest, slug: str) -> HttpResponse:
-    """A tenant's home."""
     return _home(request, slug)
 
 

@@ -88,7 +88,6 @@ def release_leases_of_dead(*, process: int) -> int:
 
 
 def release_lease(*, row: Work, owner: str) -> None:
-    """Release the lease."""
     mine = type(row).objects.filter(pk=row.pk, lease_owner=owner)
     mine.update(lease_owner="", lease_until=None)
 

@@ -127,7 +127,6 @@ class Command(QuireCommand):
 
 
 def heartbeats_of(model: ServedModel, beats: list[Heartbeat]) -> list[Heartbeat]:
-    """Heartbeats of the model's replicas."""
     return [beat for beat in beats if beat.model.name == model.name]
 
 
