@@ -202,9 +202,9 @@ def test_a_conversation_is_read_only_so_far(acme: Caller, monkeypatch: Any) -> N
 
 
 def test_answers_are_kept_for_the_days_that_the_operator_says(acme: Caller, settings: Any) -> None:
-    kept = response_of(acme, 1)
-    assert kept.expires_at is not None
-    assert round((kept.expires_at - kept.created_at) / timedelta(days=1), 3) == 30
+    row = response_of(acme, 1)
+    assert row.expires_at is not None
+    assert round((row.expires_at - row.created_at) / timedelta(days=1), 3) == 30
     settings.QUIRE = settings.QUIRE.replace(response_days=0)
     assert response_of(acme, 2).expires_at is None
 
