@@ -79,10 +79,15 @@ class Peer:
 class Ours:
     """An engine in this process."""
 
-    def __init__(self, folder: str, speech: np.ndarray, kind: str) -> None:
+    def __init__(
+        self, folder: str, speech: np.ndarray, kind: str, padding: str = "max_length"
+    ) -> None:
         quantization = {"quantization": "int8", "dtype": "bfloat16"} if kind == "int8" else {}
         self._llm = LLM(
-            folder, num_gpu_blocks_override=2048, **({"dtype": "float32"} | quantization)
+            folder,
+            num_gpu_blocks_override=2048,
+            mm_processor_kwargs={"padding": padding},
+            **({"dtype": "float32"} | quantization),
         )
         self._speech, self._number = speech, 0
         self._params = SamplingParams(temperature=0, max_tokens=200)
@@ -138,6 +143,7 @@ def main() -> None:
     parser.add_argument("speech")
     parser.add_argument("--peer", required=True, metavar="PYTHON")
     parser.add_argument("--turns", type=int, default=5)
+    parser.add_argument("--padding", default="max_length", help="or longest, of ours")
     parser.add_argument("--kinds", nargs="+", default=["float32", "int8"])
     options = parser.parse_args()
     speech = read_speech(options.speech)
@@ -145,7 +151,7 @@ def main() -> None:
     for kind in options.kinds:
         peer = Peer(options.peer, options.folder, options.speech, kind, str(threads), str(STREAMS))
         try:
-            ours = Ours(options.folder, speech, kind)
+            ours = Ours(options.folder, speech, kind, options.padding)
             median = measure(
                 options.turns,
                 ours_1=partial(ours.transcribe, 1),

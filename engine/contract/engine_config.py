@@ -476,7 +476,8 @@ class EngineConfig:
     )
     mm_processor_kwargs: dict[str, Any] | None = cli_field(  # noqa: RUF009
         None,
-        "JSON of options of the model's image processor, for requests that don't set them",
+        "JSON of options of the model's image processor, for requests that don't set them; for "
+        'Whisper {"padding": "longest"}: 5 s of silence after each sound, in place of 30 s in all',
         json=True,
     )
     media_io_kwargs: dict[str, Any] | None = cli_field(  # noqa: RUF009

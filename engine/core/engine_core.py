@@ -45,6 +45,7 @@ from engine.kv_transfer.base import KVConnectorBase, KVLoadError
 from engine.kv_transfer.event_publisher import make_event_publisher
 from engine.lora.adapter_cache import AdapterManager
 from engine.lora.admission import AdapterAdmission
+from engine.multimodal.audio import FEATURES
 from engine.multimodal.encoder_text import TOKEN_IDS
 from engine.multimodal.inputs import MediaTensors, decode_tensors
 from engine.scheduler import Request, Scheduler, Sequence
@@ -313,7 +314,7 @@ class EngineCore:
         """Number of encoder states that tokens attend to; 0: the model has no cross attention."""
         if self.facts.max_encoder_tokens:
             return len(tensors[TOKEN_IDS])
-        return self.facts.encoder_length
+        return tensors[FEATURES].shape[1] // 2 if self.facts.encoder_length else 0
 
     def _queue(self, request: Request) -> None:
         for sequence in request.sequences:

@@ -337,7 +337,7 @@ class InputProcessor:
             raise InvalidRequest(f"{name} hold NaN or infinity.", param=name)
 
     def _check_sound(self, message: EngineRequest, media: Mapping[bytes, MediaTensors]) -> None:
-        """Raise `InvalidRequest` unless there is one audio window of the encoder's length."""
+        """Raise `InvalidRequest` unless there is one audio of at most the encoder's length."""
         if [(item.kind, item.ranges) for item in message.media] != [("audio", ())]:
             raise InvalidRequest(
                 f"{self._config.name} takes one audio a prompt; this one has "
@@ -345,10 +345,18 @@ class InputProcessor:
                 param="multi_modal_data",
             )
         features = media.get(message.media[0].digest, {}).get(FEATURES)
-        shape = (self._facts.num_mels, 2 * self._facts.encoder_length)
-        if features is None or features.shape != shape or features.dtype != np.float32:
+        num_mels, longest = self._facts.num_mels, 2 * self._facts.encoder_length
+        if (
+            features is None
+            or features.ndim != 2
+            or features.shape[0] != num_mels
+            or features.shape[1] not in range(2, longest + 1, 2)
+            or features.dtype != np.float32
+        ):
             raise InvalidRequest(
-                f"The audio's features must be float32 {list(shape)}.", param="multi_modal_data"
+                f"The audio's features must be float32 [{num_mels}, n] with an even n of at most "
+                f"{longest}.",
+                param="multi_modal_data",
             )
 
     def _check_encoder_text(

@@ -28,6 +28,7 @@ from engine.models.registry import check_sizes, load_plugins, read_config
 from engine.models.speech.ultravox import PART_MODELS
 from engine.models.speech.whisper import WhisperModel
 from engine.models.vision.family import VisionDecoder
+from engine.multimodal.audio import pads_windows
 from engine.multimodal.inputs import split_sampling
 from engine.multimodal.processor import MediaProcessor
 from engine.pooling.pooler import Pooler
@@ -193,6 +194,11 @@ def _check_pruning(config: EngineConfig, built: LoadedImpl) -> None:
 def _check_media_options(config: EngineConfig, built: LoadedImpl, folder: Path) -> None:
     """Raise `ConfigError` for mm_processor_kwargs that the model's processor refuses."""
     options, _ = split_sampling(config.mm_processor_kwargs)
+    if isinstance(built.model, WhisperModel):
+        try:
+            pads_windows(config.mm_processor_kwargs or {})
+        except InvalidRequest as error:
+            raise ConfigError(error.message, param="mm_processor_kwargs") from error
     if not options or not isinstance(built.model, VisionDecoder):
         return
     if built.model.hears:

@@ -7,6 +7,7 @@ at 8 below its maximum and scaled.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import cache
 from typing import Any
 
@@ -21,6 +22,9 @@ SAMPLE_RATE = 16_000
 HOP = 160
 #: Samples per frame.
 _FRAME = 400
+#: Frames of silence after sound that isn't padded to a window: with 3 s and less Whisper tiny.en
+#: repeats the last words of some sounds.
+_SILENCE = 500
 #: Name of the tensor with an audio encoder's input.
 FEATURES = "features"
 _MIN_POWER = 1e-10
@@ -76,13 +80,34 @@ def log_mel(samples: np.ndarray, num_mels: int, num_frames: int) -> np.ndarray:
     """Return features, float32 [num_mels, num_frames], of samples at `SAMPLE_RATE`, which are
     padded with silence or cut.
     """
-    num_heard = min(_num_heard(samples), num_frames)
-    return scale_window(log_powers(samples, num_mels, num_heard), num_frames)
+    num_computed = min(num_heard(samples), num_frames)
+    return scale_window(log_powers(samples, num_mels, num_computed), num_frames)
 
 
-def _num_heard(samples: np.ndarray) -> int:
+def num_heard(samples: np.ndarray) -> int:
     """Return the number of frames up to the last one that contains any of the samples."""
     return len(samples) // HOP + _FRAME // HOP + 1
+
+
+def num_encoded(num_frames: int, window: int, *, pads: bool) -> int:
+    """Return how many frames Whisper's encoder reads for sound of `num_frames`: a window, or else
+    an even number of those of the sound and of silence after it.
+    """
+    return window if pads else min(window, -(-(num_frames + _SILENCE) // 2) * 2)
+
+
+def pads_windows(options: Mapping[str, Any], param: str = "mm_processor_kwargs") -> bool:
+    """Whether Whisper's encoder reads whole windows: by mm_processor_kwargs with the `padding` of
+    `transformers`, "max_length" or "longest". Raises `InvalidRequest` for other options.
+    """
+    padding = options.get("padding", "max_length")
+    if options.keys() - {"padding"} or padding not in ("max_length", "longest"):
+        raise InvalidRequest(
+            f'{param} of Whisper may be {{"padding": "max_length"}} or {{"padding": "longest"}}; '
+            f"got {dict(options)!r:.80}.",
+            param=param,
+        )
+    return padding == "max_length"
 
 
 def log_powers(samples: np.ndarray, num_mels: int, num_frames: int) -> np.ndarray:
@@ -124,7 +149,7 @@ def scale_window(powers: np.ndarray, num_frames: int) -> np.ndarray:
 
 def stretch_powers(samples: np.ndarray, num_mels: int) -> np.ndarray:
     """Return `log_powers` of all frames that contain any of the samples."""
-    return log_powers(samples, num_mels, _num_heard(samples))
+    return log_powers(samples, num_mels, num_heard(samples))
 
 
 def window_tensors(powers: np.ndarray, num_frames: int) -> MediaTensors:

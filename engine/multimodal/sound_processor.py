@@ -15,6 +15,8 @@ from engine.multimodal.audio import (
     check_sample_rate,
     check_samples,
     log_mel,
+    num_encoded,
+    num_heard,
     resample,
 )
 from engine.multimodal.inputs import encode_tensors, media_digest
@@ -47,10 +49,12 @@ class SoundProcessor:
 
     Attributes:
         num_mels, num_frames: sizes of a window.
+        pads: see `num_encoded`.
     """
 
     num_mels: int
     num_frames: int
+    pads: bool = True
 
     @property
     def window_seconds(self) -> float:
@@ -63,7 +67,8 @@ class SoundProcessor:
         Raises `InvalidRequest` for invalid audio, or audio longer than a window.
         """
         values = read_samples(audio, self.window_seconds)
-        tensors = {FEATURES: log_mel(values, self.num_mels, self.num_frames)}
+        num_frames = num_encoded(num_heard(values), self.num_frames, pads=self.pads)
+        tensors = {FEATURES: log_mel(values, self.num_mels, num_frames)}
         encoded = encode_tensors(tensors)
         return PreparedMedia(
             kind="audio",

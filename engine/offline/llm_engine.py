@@ -27,6 +27,7 @@ from engine.core.warmup import measure_draft_costs
 from engine.model_loader.loader import resolve_folder
 from engine.model_loader.save_quantized import save_quantized
 from engine.model_loader.vllm_config import DecodingConfig, VllmConfig
+from engine.multimodal.audio import pads_windows
 from engine.multimodal.audio_prompts import AudioProcessor
 from engine.multimodal.encoder_text import EncoderTextProcessor
 from engine.multimodal.inputs import split_sampling
@@ -248,9 +249,10 @@ class LLMEngine:
             return registered
         if facts.hears:
             return AudioProcessor.from_folder(facts.tokenizer_folder)
-        if facts.encoder_length:
-            return SoundProcessor(facts.num_mels, 2 * facts.encoder_length)
         config = self.core.config
+        if facts.encoder_length:
+            pads = pads_windows(config.mm_processor_kwargs or {})
+            return SoundProcessor(facts.num_mels, 2 * facts.encoder_length, pads)
         options, _ = split_sampling(config.mm_processor_kwargs)
         return MediaProcessor(facts.tokenizer_folder, config.pruning_rates, options)
 

@@ -13,6 +13,7 @@ import time
 import wave
 import zlib
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ import openai
 import pytest
 
 from tests.e2e.product import Product, product_pids, running
+from tests.engine.speech.damaged import damaged_files
 from tests.engine.speech.models import (
     DICKENS,
     DICKENS_TEXT,
@@ -210,11 +212,24 @@ def test_fields_that_cannot_be_are_refused_by_name(
     assert answer.json()["error"]["param"] == param
 
 
-@pytest.mark.parametrize("data", [b"", b"no sound", b"#EXTM3U\nfile:///etc/passwd\n"])
-def test_files_without_sound_are_refused_by_field(product: Product, data: bytes) -> None:
-    answer = _post(product, data, {})
-    assert answer.status_code == 400
-    assert answer.json()["error"]["param"] == "file"
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("count", [30, pytest.param(500, marks=pytest.mark.slow)])
+def test_damaged_files_are_heard_or_refused_by_field_beside_good_ones(
+    product: Product, count: int
+) -> None:
+    def status(data: bytes) -> int:
+        answer = _post(product, data, {"temperature": "0", "max_completion_tokens": "4"})
+        if answer.status_code == 400:
+            assert answer.json()["error"]["param"] == "file"
+        return answer.status_code
+
+    no_sound = [b"", b"no sound", b"#EXTM3U\nfile:///etc/passwd\n"]
+    with ThreadPoolExecutor(4) as pool:
+        damaged = pool.map(status, damaged_files(count))
+        for _ in range(3):
+            assert words(_post(product, JFK.read_bytes(), {}).json()["text"]) == words(JFK_TEXT)
+        assert set(damaged) == {200, 400}
+        assert set(pool.map(status, no_sound)) == {400}
 
 
 def test_a_model_of_english_translates_nothing(client: openai.OpenAI) -> None:

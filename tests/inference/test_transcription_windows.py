@@ -100,6 +100,7 @@ def transcribe(
         max_logprobs=max_logprobs,
         kv_capacity_tokens=0,
         num_mels=NUM_MELS,
+        mm_processor_kwargs={},
         encoder_length=NUM_FRAMES // 2,
     )
     served: Any = SimpleNamespace(

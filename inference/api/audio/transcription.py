@@ -23,7 +23,13 @@ from common.db import run_in_file_thread
 from engine.contract.errors import EngineOverloaded, EngineUnavailable, InvalidRequest
 from engine.contract.messages import MediaItem, TokenLogprobs
 from engine.contract.sampling_params import SamplingParams
-from engine.multimodal.audio import HOP, SAMPLE_RATE, window_tensors
+from engine.multimodal.audio import (
+    HOP,
+    SAMPLE_RATE,
+    num_encoded,
+    pads_windows,
+    window_tensors,
+)
 from engine.multimodal.inputs import (
     PreparedSound,
     SoundStretch,
@@ -371,7 +377,11 @@ class Transcription:
         info = self._served.info
         powers = np.frombuffer(stretch.powers, dtype=np.float32).reshape(-1, info.num_mels)
         num_frames = 2 * info.encoder_length
-        encoded = encode_tensors(window_tensors(powers[seek : seek + num_frames], num_frames))
+        heard = powers[seek : seek + num_frames]
+        pads = pads_windows(info.mm_processor_kwargs)
+        encoded = encode_tensors(
+            window_tensors(heard, num_encoded(len(heard), num_frames, pads=pads))
+        )
         offset = seek / FRAMES_PER_SECOND
         return Window(
             digest=media_digest("audio", encoded),

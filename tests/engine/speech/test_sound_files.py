@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import io
 import subprocess
 import sys
 import wave
-from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -27,31 +25,10 @@ from engine.multimodal.inputs import (
     VoiceDetection,
 )
 from engine.multimodal.sound_files import StretchSplitter, decode_sound, split_sound
+from tests.engine.speech.damaged import damaged_files, encoded
 from tests.engine.speech.models import JFK, read_wav, sound
 
 WINDOW = 30 * SAMPLE_RATE
-
-
-def encoded(container: str, codec: str, samples: np.ndarray, rate: int, layout: str) -> bytes:
-    """A file that FFmpeg wrote."""
-    buffer = io.BytesIO()
-    with av.open(buffer, "w", format=container) as file:
-        stream: Any = file.add_stream(codec, rate=rate, layout=layout)
-        channels = 1 if layout == "mono" else 2
-        frame = av.AudioFrame.from_ndarray(
-            np.repeat(samples[None], channels, axis=0), format="fltp", layout=layout
-        )
-        frame.sample_rate, frame.time_base = SAMPLE_RATE, Fraction(1, SAMPLE_RATE)
-        frame.pts = 0
-        resampler = av.AudioResampler(format=stream.format, layout=layout, rate=rate)
-        fifo = av.AudioFifo()
-        for part in (*resampler.resample(frame), *resampler.resample(None)):
-            fifo.write(part)
-        size = stream.codec_context.frame_size or 1024
-        while part := fifo.read(size, partial=True):
-            file.mux(stream.encode(part))
-        file.mux(stream.encode(None))
-    return buffer.getvalue()
 
 
 @pytest.mark.parametrize(
@@ -240,35 +217,15 @@ def test_files_without_sound_are_refused_by_field(data: bytes) -> None:
     assert refused.value.param == "file"
 
 
-CONTAINERS = (
-    ("wav", "pcm_s16le", 8_000),
-    ("flac", "flac", 16_000),
-    ("mp3", "libmp3lame", 44_100),
-    ("webm", "libopus", 48_000),
-    ("mp4", "aac", 48_000),
-)
-
-
 @pytest.mark.parametrize("count", [50, pytest.param(500, marks=pytest.mark.slow)])
 def test_damaged_files_give_what_they_hold_or_a_refusal(count: int) -> None:
     from engine.system.worker_process import WorkerProcess
 
-    random = np.random.default_rng(count)
-    files = [JFK.read_bytes()[:60_000]]
-    for container, codec, rate in CONTAINERS:
-        with contextlib.suppress(av.error.FFmpegError, ValueError, LookupError):  # not built in
-            files.append(encoded(container, codec, sound(1, 2), rate, "mono"))
     outcomes = set()
     worker = WorkerProcess("engine.multimodal.worker", "media worker")
     try:
-        for number in range(count):
-            data = files[number % len(files)]
-            damaged = bytearray(data[: int(random.integers(20, len(data)))])
-            # Half of them in the header, which says how much there is of what.
-            end = min(len(damaged), 200) if number % 2 else len(damaged)
-            for position in random.integers(0, end, int(random.integers(1, 9))):
-                damaged[position] = int(random.integers(256))
-            request = PrepareSoundRequest(bytes(damaged), 80, 3000)
+        for number, data in enumerate(damaged_files(count)):
+            request = PrepareSoundRequest(data, 80, 3000)
             answer = worker.request(msgspec.msgpack.encode(request), 60)
             assert answer is not None, number
             outcomes.add(type(ANSWERS.decode(answer)))

@@ -8,9 +8,11 @@ from typing import Any
 import ctranslate2
 import numpy as np
 import pytest
+import torch
+import transformers
 
 from engine import LLM, SamplingParams
-from engine.contract.errors import InvalidRequest
+from engine.contract.errors import ConfigError, InvalidRequest
 from engine.models.speech.whisper import WhisperModel
 from engine.multimodal.audio import SAMPLE_RATE, log_mel
 from engine.multimodal.sound_files import decode_sound
@@ -232,6 +234,42 @@ def test_prompts_without_one_window_of_sound_are_refused_by_field(
         llm.generate(prompt)
     assert refused.value.param == param
     llm.llm_engine.core.check_integrity()
+
+
+def test_frames_of_the_sound_and_of_some_silence_are_encoded_alone_if_requested(
+    tmp_path: Path,
+) -> None:
+    model = make_whisper(tmp_path, max_source_positions=400)
+    samples, prompt, num_states = sound(2, 0.4), [START, NO_TIMESTAMPS], 272
+    # The oracle's window is as long as what is encoded.
+    extractor = transformers.WhisperFeatureExtractor(chunk_length=8)
+    features = extractor(samples, sampling_rate=SAMPLE_RATE, return_tensors="pt").input_features
+    encoder = model.get_encoder()
+    positions = encoder.embed_positions.weight[:num_states].detach()
+    encoder.embed_positions = torch.nn.Embedding.from_pretrained(positions)
+    model.config.max_source_positions = num_states
+    with torch.no_grad():
+        states = encoder(features[..., : 2 * num_states])
+        ids = torch.tensor([prompt])
+        for _ in range(NUM_TOKENS):
+            logits = model(encoder_outputs=states, decoder_input_ids=ids).logits
+            ids = torch.cat([ids, logits[:, -1].argmax(-1, keepdim=True)], dim=1)
+    llm = _llm(tmp_path, mm_processor_kwargs={"padding": "longest"})
+    long = sound(1, 7.5)
+    tokens, *_ = _run(llm, _prompts([(samples, prompt), (long, prompt)]))
+    assert tokens == ids[0, len(prompt) :].tolist()
+    padded = _run(_llm(tmp_path), _prompts([(samples, prompt), (long, prompt)]))
+    assert padded[0] != tokens
+    assert padded[1] == _run(llm, _prompts([(long, prompt)]))[0]
+
+
+@pytest.mark.parametrize("options", [{"padding": "do_not_pad"}, {"size": 3}])
+def test_other_options_of_the_processor_are_refused(
+    whisper: tuple[Path, list[list[int]]], options: dict[str, Any]
+) -> None:
+    with pytest.raises(ConfigError, match="padding") as caught:
+        _llm(whisper[0], mm_processor_kwargs=options)
+    assert caught.value.param == "mm_processor_kwargs"
 
 
 def test_real_speech_becomes_its_text_by_ctranslate2s_tokens() -> None:
