@@ -156,7 +156,7 @@ class CTranslate2File:
 
     def _error(self, reason: str) -> ModelLoadError:
         return ModelLoadError(
-            f"{self.file.path} isn't a CTranslate2 model that can be read: {reason}.", param="model"
+            f"{self.file.path} isn't a CTranslate2 model that can be read: {reason}."
         )
 
 
@@ -176,8 +176,7 @@ def ctranslate2_folder(folder: Path) -> Path:
         return target
     if not (folder / "tokenizer.json").is_file():
         raise ModelLoadError(
-            f"{folder} has no tokenizer.json: copy that of the original model there.",
-            param="model",
+            f"{folder} has no tokenizer.json: copy that of the original model there."
         )
     file = CTranslate2File(folder / MODEL_FILE)
     settings = parse_object(read_text(folder / "config.json"), folder / "config.json")
@@ -224,8 +223,7 @@ def make_config(
     if activation is None:
         raise ModelLoadError(
             f"{file.file.path}: the activation {file.integer('decoder/activation')} isn't "
-            "supported.",
-            param="model",
+            "supported."
         )
     missing = {"<|endoftext|>", "<|startoftranscript|>", "<|notimestamps|>"} - tokens.keys()
     if missing:
@@ -379,20 +377,18 @@ class CTranslate2Weights:
         """
         stored = self._stored.get(name)
         if stored is None:
-            raise ModelLoadError(f"{self.folder}: the checkpoint has no {name!r}.", param="model")
+            raise ModelLoadError(f"{self.folder}: the checkpoint has no {name!r}.")
         tensor = self._file.tensor(stored.variable)
         if len(tensor) % stored.num_parts:
             raise ModelLoadError(
-                f"{self.folder}: {stored.variable} can't be divided by {stored.num_parts}.",
-                param="model",
+                f"{self.folder}: {stored.variable} can't be divided by {stored.num_parts}."
             )
         rows = len(tensor) // stored.num_parts
         part = slice(stored.part * rows, (stored.part + 1) * rows)
         if (rows, *tensor.shape[1:]) != shape:
             raise ModelLoadError(
                 f"{self.folder}: {name!r} has shape {(rows, *tensor.shape[1:])}, but config.json "
-                f"asks for {shape}.",
-                param="model",
+                f"asks for {shape}."
             )
         self._read.add(name)
         self._progress.add(name, tensor[part].nbytes)
@@ -405,8 +401,7 @@ class CTranslate2Weights:
         scale = self._file.tensor(f"{name}_scale").float()
         if scale.numel() not in (1, len(tensor)) or not bool((scale > 0).all()):
             raise ModelLoadError(
-                f"{self.folder}: {name}_scale must hold one scale above 0, or one by row.",
-                param="model",
+                f"{self.folder}: {name}_scale must hold one scale above 0, or one by row."
             )
         if scale.numel() > 1:
             scale = scale[rows].view(-1, *([1] * (tensor.dim() - 1)))

@@ -49,8 +49,7 @@ def read_sharded_state(folder: Path, pattern: str | None) -> WeightReader:
     if not files:
         raise ModelLoadError(
             f"{folder} holds no {(pattern or PATTERN).format(rank=0, part='*')}: make them with "
-            "save_sharded_state.",
-            param="model",
+            "save_sharded_state."
         )
     return WeightReader(folder, files)
 
@@ -152,9 +151,7 @@ def read_tensorizer(
             tensors = {str(name): source[name] for name in source.keys()}  # noqa: SIM118
     except Exception as error:  # the library raises many types for invalid files
         name = uri if is_remote else folder / uri
-        raise ModelLoadError(
-            f"{name} isn't a sound tensorizer file: {error}", param="model"
-        ) from error
+        raise ModelLoadError(f"{name} isn't a sound tensorizer file: {error}") from error
     return TensorWeights(folder, tensors)
 
 

@@ -173,7 +173,7 @@ def download(config: EngineConfig) -> Path:
         return Path(snapshot_download(**options, tqdm_class=_bar(total)))
     except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
         raise ModelLoadError(
-            f"{config.model} is no folder here and couldn't be downloaded: {error}", param="model"
+            f"{config.model} is no folder here and couldn't be downloaded: {error}"
         ) from error
 
 

@@ -64,8 +64,7 @@ class QuantizedWeights(WeightReader):
         if packed.shape != shape:
             raise ModelLoadError(
                 f"{self.folder}: {module!r} is packed with shape {packed.shape}, "
-                f"but config.json asks for {shape}.",
-                param="model",
+                f"but config.json asks for {shape}."
             )
         self._inner.mark_used(self.form.tensors_of(module))
         return packed
@@ -157,8 +156,7 @@ def dequantized_tensors(
         if "#" in module:
             raise ModelLoadError(
                 f"{folder}: {module!r} is packed by {form.name}, which only models that Quire runs "
-                "natively can have.",
-                param="model",
+                "natively can have."
             )
         tensors[f"{module}.weight"] = matrix.floats(slice(None)).to(dtype)
         weights.mark_used(form.tensors_of(module))

@@ -73,7 +73,7 @@ class MappedFile:
                     file.fileno(), 0, flags=flags, prot=mmap.PROT_READ | mmap.PROT_WRITE
                 )
         except (OSError, ValueError) as error:
-            raise ModelLoadError(f"{path} can't be read: {error}.", param="model") from error
+            raise ModelLoadError(f"{path} can't be read: {error}.") from error
         self.path = path
         self.size = len(self._map)
 
@@ -84,8 +84,7 @@ class MappedFile:
         if offset < 0 or count < 0 or offset + size > self.size:
             raise ModelLoadError(
                 f"{self.path}: a tensor of {size} bytes at {offset} lies outside of the file's "
-                f"{self.size} bytes.",
-                param="model",
+                f"{self.size} bytes."
             )
         if count == 0:
             return torch.empty(shape, dtype=dtype)
@@ -188,16 +187,14 @@ class WeightReader:
         dtype = _DTYPES.get(entry["dtype"])
         if dtype is None:
             raise ModelLoadError(
-                f"{file.path}: {name!r} is kept as {entry['dtype']}, which isn't supported.",
-                param="model",
+                f"{file.path}: {name!r} is kept as {entry['dtype']}, which isn't supported."
             )
         if dtype not in FLOATS:
             raise unscaled(file.path, name, entry["dtype"])
         if tuple(entry["shape"]) != shape:
             raise ModelLoadError(
                 f"{file.path}: {name!r} has shape {tuple(entry['shape'])}, "
-                f"but config.json asks for {shape}.",
-                param="model",
+                f"but config.json asks for {shape}."
             )
         self._read.add(name)
         self._tally.add(name, _size(entry))
@@ -212,7 +209,7 @@ class WeightReader:
                 f", but {siblings[0]!r}: if that is quantized, config.json lacks its "
                 "quantization_config"
             )
-        return ModelLoadError(f"{self.folder}: {why}.", param="model")
+        return ModelLoadError(f"{self.folder}: {why}.")
 
     def numbers(self, name: str) -> Tensor | None:
         """Return a small tensor of any shape as float32; None if it doesn't exist."""
@@ -252,8 +249,7 @@ class WeightReader:
         dtype = self.stored_dtype(name)
         if dtype is None:
             raise ModelLoadError(
-                f"{file.path}: {name!r} is kept as {entry['dtype']}, which isn't supported.",
-                param="model",
+                f"{file.path}: {name!r} is kept as {entry['dtype']}, which isn't supported."
             )
         self._tally.add(name, _size(entry))
         return file.tensor(entry["at"], dtype, tuple(entry["shape"]))
@@ -285,7 +281,7 @@ class WeightReader:
         for name, (file, entry) in self._locations.items():
             dtype = _DTYPES.get(entry["dtype"])
             if dtype is None:
-                raise ModelLoadError(f"{name!r} is kept as {entry['dtype']}.", param="model")
+                raise ModelLoadError(f"{name!r} is kept as {entry['dtype']}.")
             tensors[name] = file.tensor(entry["at"], dtype, tuple(entry["shape"]))
         return tensors
 
@@ -311,7 +307,7 @@ class WeightReader:
             reason = f"{path} isn't a valid safetensors file: {error}."
             if is_lfs_pointer(path):
                 reason = f"{path} is a git-lfs pointer; get the file itself by `git lfs pull`."
-            raise ModelLoadError(reason, param="model") from error
+            raise ModelLoadError(reason) from error
         file = MappedFile(path)
         self._files.append(file)
         length = int.from_bytes(file.buffer[:8], "little")
@@ -324,7 +320,7 @@ class WeightReader:
                 continue
             if name in self._locations:
                 other = self._locations[name][0].path.name
-                raise ModelLoadError(f"{path}: {name!r} is in {other}, too.", param="model")
+                raise ModelLoadError(f"{path}: {name!r} is in {other}, too.")
             self._locations[name] = file, entry
         self._metadata |= header.get("__metadata__") or {}
 
@@ -348,8 +344,7 @@ def unscaled(where: object, name: str, dtype: object) -> ModelLoadError:
     """Return the error for integers or 8-bit floats without scales."""
     return ModelLoadError(
         f"{where}: {name!r} is kept as {dtype}, and no quantization_config of config.json says how "
-        "it was quantized.",
-        param="model",
+        "it was quantized."
     )
 
 
@@ -412,8 +407,7 @@ def _shards(folder: Path) -> list[Path]:
         if not single.is_file():
             raise ModelLoadError(
                 f"{folder} holds neither model.safetensors nor {INDEX_NAME}."
-                f"{_other_format_hint(folder)}",
-                param="model",
+                f"{_other_format_hint(folder)}"
             )
         return [single]
     return shards_of_index(index)
@@ -438,14 +432,10 @@ def shards_of_index(index: Path) -> list[Path]:
         mapping = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
         names = sorted(set(mapping.values()))
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise ModelLoadError(
-            f"{index} has no sound weight_map: {error!r}.", param="model"
-        ) from error
+        raise ModelLoadError(f"{index} has no sound weight_map: {error!r}.") from error
     for name in names:
         if not isinstance(name, str) or Path(name).name != name or not name.strip("."):
-            raise ModelLoadError(
-                f"{index} names a file outside the folder: {name!r}.", param="model"
-            )
+            raise ModelLoadError(f"{index} names a file outside the folder: {name!r}.")
         if len(name.encode()) > _MAX_NAME_BYTES or not (folder / name).is_file():
-            raise ModelLoadError(f"{index} names {name}, which isn't there.", param="model")
+            raise ModelLoadError(f"{index} names {name}, which isn't there.")
     return [folder / name for name in names]

@@ -54,14 +54,13 @@ class TensorWeights(WeightReader):
     def get(self, name: str, shape: tuple[int, ...]) -> Tensor:
         tensor = self._tensors.get(name)
         if tensor is None:
-            raise ModelLoadError(f"{self.folder}: the checkpoint has no {name!r}.", param="model")
+            raise ModelLoadError(f"{self.folder}: the checkpoint has no {name!r}.")
         if tensor.dtype not in FLOATS:
             raise unscaled(self.folder, name, tensor.dtype)
         if tuple(tensor.shape) != shape:
             raise ModelLoadError(
                 f"{self.folder}: {name!r} has shape {tuple(tensor.shape)}, "
-                f"but config.json asks for {shape}.",
-                param="model",
+                f"but config.json asks for {shape}."
             )
         self._read.add(name)
         return tensor
@@ -119,12 +118,11 @@ def converted_files(files: Sequence[Path]) -> list[Path]:
             with cache_entry(target) as workplace:
                 convert_torch_files(files, workplace)
         except ConversionError as error:
-            raise ModelLoadError(str(error), param="model") from error
+            raise ModelLoadError(str(error)) from error
         except OSError as error:
             raise ModelLoadError(
                 f"{files[0]} can't be converted in {target} (QUIRE_CACHE_DIR): "
-                f"{error.strerror or error}.",
-                param="model",
+                f"{error.strerror or error}."
             ) from error
     with suppress(OSError):  # the cache may be read-only
         os.utime(target)  # records the last load for `prune_cache`
@@ -164,7 +162,7 @@ def _pt_files(folder: Path) -> list[Path]:
     )
     if not files:
         hint = " For its safetensors leave load_format out." if any(folder.glob(SAFE)) else ""
-        raise ModelLoadError(f"{folder} holds no .bin, .pt or .pth file.{hint}", param="model")
+        raise ModelLoadError(f"{folder} holds no .bin, .pt or .pth file.{hint}")
     return files
 
 
@@ -225,6 +223,5 @@ def _np_tensor(cache: Path, name: str, entry: Any) -> Tensor:
         return tensor.view(torch.bfloat16) if dtype == "bfloat16" else tensor
     except (OSError, EOFError, ValueError, TypeError, KeyError) as error:
         raise ModelLoadError(
-            f"{cache} has no sound {name!r}: {error}. Remove the folder to make it anew.",
-            param="model",
+            f"{cache} has no sound {name!r}: {error}. Remove the folder to make it anew."
         ) from error

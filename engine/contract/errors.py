@@ -135,6 +135,11 @@ class ModelLoadError(QuireError):
     code = "model_load_error"
     error_type = "invalid_request_error"
 
+    def __init__(
+        self, message: str, *, param: str | None = "model", code: str | None = None
+    ) -> None:
+        super().__init__(message, param=param, code=code)
+
 
 class BadModelConfig(ModelLoadError):
     """A checkpoint's config.json holds an invalid value."""

@@ -252,7 +252,7 @@ def reload_model(
         )
     )
     if _facts(built.spec, built.max_model_len) != _facts(loaded.spec, loaded.max_model_len):
-        raise ModelLoadError(f"{loaded.folder} holds another model by now.", param="model")
+        raise ModelLoadError(f"{loaded.folder} holds another model by now.")
     if config.calculate_kv_scales and not config.only_encodes:
         _measure_kv_scales(built, config, loaded.read_tokenizer())
     loaded.model, loaded.pooler = built.model, built.pooler
@@ -298,7 +298,7 @@ def resolve_folder(config: EngineConfig) -> Path:
         folder.exists()
     except (OSError, RuntimeError) as error:  # a name that is too long, or an unknown user's home
         text = f"{config.model[:200]!r} is no path: {error}."
-        raise ModelLoadError(text, param="model") from error
+        raise ModelLoadError(text) from error
     if file := find_gguf(folder):
         needs_tokenizer = config.tokenizer is None and not config.skip_tokenizer_init
         return gguf_folder(file, with_tokenizer=needs_tokenizer)
@@ -307,9 +307,9 @@ def resolve_folder(config: EngineConfig) -> Path:
     if folder.is_dir():
         return folder.resolve()
     if folder.suffix == SUFFIX:
-        raise ModelLoadError(f"There is no file {config.model}.", param="model")
+        raise ModelLoadError(f"There is no file {config.model}.")
     if not is_hub_id(config.model):
-        raise ModelLoadError(f"There is no folder {config.model}.", param="model")
+        raise ModelLoadError(f"There is no folder {config.model}.")
     return download(config)
 
 

@@ -321,20 +321,17 @@ def _check_device_support(spec: DecoderSpec, order: BuildRequest) -> None:
     """Raise `ModelLoadError` for layers that run only on CPUs if the device is another one."""
     if order.ops.device != HOST and spec.cross is not None:
         raise ModelLoadError(
-            f"{spec.architecture} attends to an encoder's states, which a CPU alone does.",
-            param="model",
+            f"{spec.architecture} attends to an encoder's states, which a CPU alone does."
         )
     if order.ops.device != HOST and spec.altup is not None:
         raise ModelLoadError(
             f"{spec.architecture} has several hidden states a token: it runs natively on a CPU "
-            "alone.",
-            param="model",
+            "alone."
         )
     if order.ops.device != HOST and spec.latents is not None and spec.latents.index is not None:
         raise ModelLoadError(
             f"{spec.architecture} chooses the tokens that it attends to: it runs natively on a CPU "
-            "alone.",
-            param="model",
+            "alone."
         )
 
 
@@ -400,16 +397,13 @@ def _native(
                 if form is not None:
                     raise ModelLoadError(
                         f"{folder} names {part_folder} as a part: such a checkpoint can't be "
-                        "quantized. Use quantization=int8 or int4.",
-                        param="model",
+                        "quantized. Use quantization=int8 or int4."
                     )
                 if isinstance(weights, WeightReader):  # dummy weights have no names to look up
                     weights.add_folder(Path(part_folder), prefix)
         located = locate_text(spec, weights)
         if located is None and vision is not None:
-            raise ModelLoadError(
-                f"{spec.architecture}: there is no text model in it.", param="model"
-            )
+            raise ModelLoadError(f"{spec.architecture}: there is no text model in it.")
         spec = located or spec  # a missing tensor is reported when it is read
         kind = NativeDecoder if vision is None else VisionDecoder
         text_spec = text_encoder_spec(raw)
@@ -487,7 +481,7 @@ def _pooled(order: BuildRequest, settings: PoolingModelConfig) -> LoadedImpl:
     if vision is not None or isinstance(spec, DualEncoderSpec):
         reject_ranks(order, "a model that sees")
         if vision is None and order.ops.device != HOST:
-            raise ModelLoadError(f"{raw['architectures'][0]} runs on a CPU alone.", param="model")
+            raise ModelLoadError(f"{raw['architectures'][0]} runs on a CPU alone.")
     elif isinstance(spec, DecoderSpec):
         _check_device_support(spec, order)
     else:

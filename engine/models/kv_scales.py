@@ -206,7 +206,7 @@ def measure_kv_scales(
         )
         if not bool(torch.isfinite(torch.cat((keys, values))).all()):
             raise ModelLoadError(
-                f"Layer {index}'s keys or values aren't finite on the sample text.", param="model"
+                f"Layer {index}'s keys or values aren't finite on the sample text."
             )
         scales.append(KVScales(*(torch.where(part > 0, part, 1.0) for part in (keys, values))))
     model.release_kv()

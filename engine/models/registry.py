@@ -100,7 +100,7 @@ def read_config(folder: str | Path) -> dict[str, Any]:
     config = parse_object(read_text(path), path)
     names = config.get("architectures") or []
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-        raise ModelLoadError(f"{path}: architectures must be a list of names.", param="model")
+        raise ModelLoadError(f"{path}: architectures must be a list of names.")
     check_sizes(config, str(path))
     return config
 
@@ -130,8 +130,7 @@ def decoder_spec(config: Config) -> DecoderSpec:
     if name is None:
         supported = ", ".join(native_architectures())
         raise ModelLoadError(
-            f"The architecture {', '.join(names) or '(none)'} isn't supported. Known: {supported}.",
-            param="model",
+            f"The architecture {', '.join(names) or '(none)'} isn't supported. Known: {supported}."
         )
     family = _FAMILIES[name]
     try:
@@ -139,13 +138,13 @@ def decoder_spec(config: Config) -> DecoderSpec:
         spec = DecoderSpec(**{**common_fields(name, completed), **family.build(completed)})
     except KeyError as error:
         reason = f"config.json of {name} lacks {error.args[0]!r}."
-        raise ModelLoadError(reason, param="model") from error
+        raise ModelLoadError(reason) from error
     except ArithmeticError as error:
         reason = f"config.json of {name} has a number out of range: {error}."
         raise BadModelConfig(reason, param="model") from error
     except (TypeError, ValueError, AttributeError) as error:
         reason = f"config.json of {name} has a value of the wrong type: {error}."
-        raise ModelLoadError(reason, param="model") from error
+        raise ModelLoadError(reason) from error
     _check(spec)
     return spec
 
@@ -311,8 +310,7 @@ class ModelRegistry:
         if missing:
             raise ModelLoadError(
                 f"{name}: {model.__qualname__} lacks {', '.join(missing)} and is no "
-                "transformers.PreTrainedModel.",
-                param="model",
+                "transformers.PreTrainedModel."
             )
         return model
 
@@ -331,9 +329,7 @@ def _imported(architecture: str, path: str) -> type:
         for part in name.split("."):
             target = getattr(target, part)
     except (ImportError, AttributeError) as error:
-        raise ModelLoadError(
-            f"{architecture}: {path} can't be imported: {error}", param="model"
-        ) from error
+        raise ModelLoadError(f"{architecture}: {path} can't be imported: {error}") from error
     if not isinstance(target, type):
-        raise ModelLoadError(f"{architecture}: {path} is no class.", param="model")
+        raise ModelLoadError(f"{architecture}: {path} is no class.")
     return target

@@ -127,8 +127,7 @@ def _ultravox(config: dict[str, Any], folder: Path) -> AudioLayout:
     if not num_mels:
         raise ModelLoadError(
             f"{folder}: neither audio_config.num_mel_bins in config.json nor feature_size in "
-            "preprocessor_config.json says how many mel bands the encoder reads.",
-            param="model",
+            "preprocessor_config.json says how many mel bands the encoder reads."
         )
     stack = int(config.get("stack_factor", 8))
     window = 2 * int(audio.get("max_source_positions", 1500))
@@ -184,7 +183,7 @@ class AudioProcessor:
         config = json.loads((Path(folder) / "config.json").read_text(encoding="utf-8"))
         make_layout = _LAYOUTS.get(str(config.get("model_type")))
         if make_layout is None:
-            raise ModelLoadError(f"{folder} takes no audio.", param="model")
+            raise ModelLoadError(f"{folder} takes no audio.")
         layout = make_layout(config, Path(folder))
         tokenizer, token_id = load_tokenizer(folder), layout.token_id
         token = placeholder = tokenizer.id_to_piece(token_id)
@@ -194,8 +193,7 @@ class AudioProcessor:
         if not token or placeholder_id is None:
             missing = placeholder if token else token_id
             raise ModelLoadError(
-                f"{folder}: the tokenizer has no token {missing}, which stands for audio.",
-                param="model",
+                f"{folder}: the tokenizer has no token {missing}, which stands for audio."
             )
         return cls(layout, placeholder, placeholder_id, token, token_id)
 

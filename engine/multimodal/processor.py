@@ -192,9 +192,7 @@ class MediaProcessor:
         try:
             self._processor = _make_processor(str(folder))
         except (OSError, ValueError, ImportError, KeyError, TypeError, AttributeError) as error:
-            raise ModelLoadError(
-                f"{folder} has no image processor: {error}", param="model"
-            ) from error
+            raise ModelLoadError(f"{folder} has no image processor: {error}") from error
         self.image_or_text = getattr(self._processor, "image_or_text", False)
         self.image_token: str = self._processor.image_token
         self.image_token_id: int = int(self._processor.image_token_id)
@@ -288,8 +286,7 @@ class MediaProcessor:
         if "text_replacement_offsets" not in outputs:
             raise ModelLoadError(
                 f"transformers' {type(self._processor).__name__} doesn't say which tokens stand "
-                "for a picture.",
-                param="model",
+                "for a picture."
             )
         tensors = {
             name: as_tensor(np.asarray(outputs[name]))

@@ -3,17 +3,34 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar, cast
 
 from tqdm import tqdm
 
 from engine.contract.engine_config import EngineConfig
+from engine.contract.errors import InvalidRequest
 from engine.core.engine_core import EngineCore
 from engine.offline.llm_engine import LLMEngine, TorchThreads
 
 #: Whether to show a progress bar, or a function that creates one, with tqdm's arguments.
 UseTqdm = bool | Callable[..., Any]
+
+
+T = TypeVar("T")
+
+
+def per_prompt(name: str, value: T | Sequence[T], kind: type[T], count: int) -> list[T]:
+    """Return the argument `name` of each prompt, given one for all or a list of them.
+
+    Raises `InvalidRequest` for a list of another length.
+    """
+    if isinstance(value, kind):
+        return [value] * count
+    values = list(cast(Sequence[T], value))
+    if len(values) != count:
+        raise InvalidRequest(f"{count} prompts need as many {name}, got {len(values)}.", param=name)
+    return values
 
 
 def progress(use_tqdm: UseTqdm, total: int) -> Any:

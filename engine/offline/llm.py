@@ -12,7 +12,7 @@ from engine.contract.lora import spread_lora_requests, to_adapter_refs
 from engine.contract.replica_state import LayerReport
 from engine.contract.sampling_params import SamplingParams
 from engine.multimodal.inputs import split_sampling
-from engine.offline.base import UseTqdm, progress
+from engine.offline.base import UseTqdm, per_prompt, progress
 from engine.offline.beam_search import BeamSearchOutput, BeamSearchParams, beams_of
 from engine.offline.chat_media import extract_media
 from engine.offline.engine_args import EngineArgs, offline_config
@@ -119,9 +119,7 @@ class LLM(PoolingMethods):
             InvalidRequest, EngineFault: all requests failed; this is the first error.
         """
         entries = self._entries(prompts, prompt_token_ids, lora_request)
-        params = self._params_for(sampling_params, len(entries))
-        ranks = self._priorities(priority, len(entries))
-        return self._finish(self._submit_all(entries, params, ranks), use_tqdm)
+        return self._finish(self._submit_all(entries, sampling_params, priority), use_tqdm)
 
     def beam_search(
         self,
@@ -162,8 +160,7 @@ class LLM(PoolingMethods):
         parameter; no request is queued then.
         """
         entries = self._entries(prompts, None, lora_request)
-        params = self._params_for(sampling_params, len(entries))
-        collectors = self._submit_all(entries, params, self._priorities(priority, len(entries)))
+        collectors = self._submit_all(entries, sampling_params, priority)
         self._enqueued += collectors
         return [collector.request_id for collector in collectors]
 
@@ -353,31 +350,18 @@ class LLM(PoolingMethods):
         """Return the number of ranks that share the model."""
         return self.core.config.world_size
 
-    def _params_for(
-        self, params: SamplingParams | Sequence[SamplingParams] | None, count: int
-    ) -> list[SamplingParams]:
-        if params is None:
-            params = self.get_default_sampling_params()
-        if isinstance(params, SamplingParams):
-            return [params] * count
-        if len(params) != count:
-            raise InvalidRequest(
-                f"{count} prompts need as many sampling_params, got {len(params)}.",
-                param="sampling_params",
-            )
-        return list(params)
-
-    def _priorities(self, priorities: Sequence[int] | int | None, count: int) -> list[int]:
-        if isinstance(priorities, int):
-            return [priorities] * count
-        if priorities is not None and len(priorities) != count:
-            raise InvalidRequest("priority needs one entry a prompt.", param="priority")
-        return list(priorities or [0] * count)
-
     def _submit_all(
-        self, entries: list[TokenPrompt], params: list[SamplingParams], priorities: list[int]
+        self,
+        entries: list[TokenPrompt],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None,
+        priority: Sequence[int] | int | None,
     ) -> list[RequestOutputCollector]:
         """Queue all requests, or none if one is invalid."""
+        if sampling_params is None:
+            sampling_params = self.get_default_sampling_params()
+        count = len(entries)
+        params = per_prompt("sampling_params", sampling_params, SamplingParams, count)
+        priorities = per_prompt("priority", 0 if priority is None else priority, int, count)
         collectors: list[RequestOutputCollector] = []
         try:
             for entry, param, priority in zip(entries, params, priorities, strict=True):

@@ -199,20 +199,7 @@ class LLMEngine:
         if params.num_sequences > params.n and params.logprobs is None:
             # Log probabilities are needed to rank the candidates.
             ranked = msgspec.structs.replace(params, logprobs=0)
-        self.core.add_request(
-            EngineRequest(
-                request_id=request_id,
-                gateway_id="",
-                prompt_token_ids=entry.token_ids,
-                sampling=ranked,
-                priority=priority,
-                cache_namespace=entry.cache_salt,
-                adapter=entry.adapter,
-                media=self.locate_media(entry),
-            ),
-            prompt_embeds=entry.embeds,
-            media={item.digest: item.tensors for item in entry.media},
-        )
+        self._add_to_core(request_id, entry, priority, sampling=ranked)
         token_ids = entry.token_ids if entry.embeds is None else []
         collector = RequestOutputCollector(
             request_id,
@@ -227,6 +214,24 @@ class LLMEngine:
         )
         self.collectors[request_id] = collector
         return collector
+
+    def _add_to_core(
+        self, request_id: str, entry: TokenPrompt, priority: int, **params: Any
+    ) -> None:
+        self.core.add_request(
+            EngineRequest(
+                request_id=request_id,
+                gateway_id="",
+                prompt_token_ids=entry.token_ids,
+                priority=priority,
+                cache_namespace=entry.cache_salt,
+                adapter=entry.adapter,
+                media=self.locate_media(entry),
+                **params,
+            ),
+            prompt_embeds=entry.embeds,
+            media={item.digest: item.tensors for item in entry.media},
+        )
 
     @property
     def media_processor(self) -> ProcessorFactory | None:
@@ -280,19 +285,7 @@ class LLMEngine:
         pooling = self.core.facts.pooling
         if not params.task and pooling is not None:
             params = msgspec.structs.replace(params, task=default_task(self.core.facts.tasks))
-        self.core.add_request(
-            EngineRequest(
-                request_id=request_id,
-                gateway_id="",
-                prompt_token_ids=entry.token_ids,
-                pooling=params,
-                priority=priority,
-                cache_namespace=entry.cache_salt,
-                adapter=entry.adapter,
-                media=self.locate_media(entry),
-            ),
-            media={item.digest: item.tensors for item in entry.media},
-        )
+        self._add_to_core(request_id, entry, priority, pooling=params)
         self._pooling[request_id] = PoolingRequestOutput(
             request_id, None, entry.token_ids, finished=False
         )

@@ -20,7 +20,7 @@ from engine.contract.pooling_params import (
     similarity,
 )
 from engine.contract.validation import check_task
-from engine.offline.base import LLMBase, UseTqdm, progress
+from engine.offline.base import LLMBase, UseTqdm, per_prompt, progress
 from engine.offline.failures import check_failures
 from engine.offline.inputs import Prompt, TokenPrompt, as_list, tokenize_prompt
 from engine.offline.outputs import (
@@ -248,7 +248,8 @@ class PoolingMethods(LLMBase):
     ) -> list[Raw]:
         check_task(self.core.config.name, self.core.facts.tasks, task)
         listed = as_list(prompts)
-        params = _params_for(requested_params, len(listed))
+        requested = requested_params or PoolingParams()
+        params = per_prompt("pooling_params", requested, PoolingParams, len(listed))
         refs = to_adapter_refs(lora_request, len(listed))
         entries = [
             self._entry(prompt, param, task, ref)
@@ -327,14 +328,3 @@ def _score(kind: str, query: Raw, text: Raw) -> ScoringRequestOutput:
         prompt_token_ids=query.prompt_token_ids + text.prompt_token_ids,
         error=query.error or text.error,
     )
-
-
-def _params_for(params: Params, count: int) -> list[PoolingParams]:
-    if params is None or isinstance(params, PoolingParams):
-        return [params or PoolingParams()] * count
-    if len(params) != count:
-        raise InvalidRequest(
-            f"{count} prompts need as many pooling_params, got {len(params)}.",
-            param="pooling_params",
-        )
-    return list(params)

@@ -90,8 +90,7 @@ def pooled_spec(
         raise ModelLoadError(
             f"{settings.architecture} isn't supported for pooling: that is done by Quire's own "
             "decoders and encoders, and none of them runs it. The Transformers bridge only "
-            "generates text.",
-            param="model",
+            "generates text."
         )
     spec = decoder_spec({**raw, "architectures": [name]})
     names = spec.names

@@ -104,7 +104,7 @@ def read_pooling_config(
             classifier_config = _embedder(architecture, raw, files)
     except (TypeError, ValueError, AttributeError) as error:
         reason = f"config.json of {architecture} has a value of the wrong type: {error}."
-        raise ModelLoadError(reason, param="model") from error
+        raise ModelLoadError(reason) from error
     return _with_pooler_config(classifier_config, config.pooler_config)
 
 

@@ -72,14 +72,12 @@ def read_sentence_files(folder: Path) -> SentenceFiles:
                 excludes_prompt = pooling_path
         elif kind == "Dense":
             if normalize:
-                raise ModelLoadError(
-                    f"{path}: a Dense layer after Normalize isn't supported.", param="model"
-                )
+                raise ModelLoadError(f"{path}: a Dense layer after Normalize isn't supported.")
             dense.append(_dense(module_folder))
         elif kind == "Normalize":
             normalize = True
         elif kind not in ("Transformer", "Dropout"):
-            raise ModelLoadError(f"{path}: the module {kind!r} isn't supported.", param="model")
+            raise ModelLoadError(f"{path}: the module {kind!r} isn't supported.")
     if not pooling_type:
         return SentenceFiles()
     files = _with_settings(folder, pooling_type, normalize, tuple(dense))
@@ -96,9 +94,9 @@ def _modules(path: Path) -> list[dict[str, Any]]:
     try:
         modules = json.loads(read_text(path))
     except (ValueError, RecursionError) as error:
-        raise ModelLoadError(f"{path} isn't valid JSON: {error}.", param="model") from error
+        raise ModelLoadError(f"{path} isn't valid JSON: {error}.") from error
     if not isinstance(modules, list) or not all(isinstance(module, dict) for module in modules):
-        raise ModelLoadError(f"{path} must hold a list of objects.", param="model")
+        raise ModelLoadError(f"{path} must hold a list of objects.")
     return modules
 
 
@@ -110,8 +108,7 @@ def _with_settings(
     config = read_object(config_path)
     if config.get("truncate_dim") is not None:
         raise ModelLoadError(
-            f"{config_path}: truncate_dim isn't supported; remove it, and ask for `dimensions`.",
-            param="model",
+            f"{config_path}: truncate_dim isn't supported; remove it, and ask for `dimensions`."
         )
     prompts = {str(k): str(v) for k, v in (config.get("prompts") or {}).items() if v}
     return SentenceFiles(
@@ -138,14 +135,14 @@ def _max_seq_length(folder: Path) -> int | None:
         value = None if isinstance(value, (int, float)) and value > 1 << 31 else value
     if value is None or (isinstance(value, int) and not isinstance(value, bool) and value > 0):
         return value
-    raise ModelLoadError(f"{path}: {name} is {value!r}.", param="model")
+    raise ModelLoadError(f"{path}: {name} is {value!r}.")
 
 
 def _inside(folder: Path, name: str, named_by: Path) -> Path:
     """Return a module's folder, which must lie within the model's."""
     resolved = (folder / name).resolve()
     if resolved != folder.resolve() and folder.resolve() not in resolved.parents:
-        raise ModelLoadError(f"{named_by} names a folder outside: {name!r}.", param="model")
+        raise ModelLoadError(f"{named_by} names a folder outside: {name!r}.")
     return resolved
 
 
@@ -162,8 +159,7 @@ def _pooling_type(path: Path) -> str:
     if len(types) != 1 or not types <= set(_POOLING_FLAGS.values()):
         raise ModelLoadError(
             f"{path}: the pooling {', '.join(sorted(types)) or '(none)'} isn't supported; "
-            "known: cls, lasttoken, mean.",
-            param="model",
+            "known: cls, lasttoken, mean."
         )
     return types.pop()
 
@@ -173,9 +169,9 @@ def _dense(folder: Path) -> DenseModule:
     config: dict[str, Any] = read_object(path)
     name = str(config.get("activation_function", "Tanh")).rsplit(".", 1)[-1]
     if name not in _ACTIVATIONS:
-        raise ModelLoadError(f"{path}: the activation {name!r} isn't supported.", param="model")
+        raise ModelLoadError(f"{path}: the activation {name!r} isn't supported.")
     try:
         sizes = int(config["in_features"]), int(config["out_features"])
     except (KeyError, TypeError, ValueError) as error:
-        raise ModelLoadError(f"{path} lacks the layer's sizes.", param="model") from error
+        raise ModelLoadError(f"{path} lacks the layer's sizes.") from error
     return DenseModule(folder, *sizes, bool(config.get("bias", True)), _ACTIVATIONS[name])

@@ -212,7 +212,7 @@ def _added_tokens(folder: Path) -> list[tuple[int, tokenizers.AddedToken]]:
     path = folder / ADDED_TOKENS_FILE
     ids = read_object(path)
     if not all(type(token) is int and token >= 0 for token in ids.values()):
-        raise ModelLoadError(f"{path} must hold ids by their tokens' texts.", param="model")
+        raise ModelLoadError(f"{path} must hold ids by their tokens' texts.")
     special = set(_texts(read_object(folder / "special_tokens_map.json")))
     return [
         (token, tokenizers.AddedToken(text, special=text in special, normalized=False))

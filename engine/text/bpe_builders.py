@@ -71,8 +71,7 @@ def sentencepiece_decoder(*, adds_prefix: bool) -> decoders.Decoder:
 def _check_length(token: str | bytes) -> None:
     if len(token) > _MAX_TOKEN_LENGTH:
         raise ModelLoadError(
-            f"A token may have at most {_MAX_TOKEN_LENGTH} characters; got {len(token)}.",
-            param="model",
+            f"A token may have at most {_MAX_TOKEN_LENGTH} characters; got {len(token)}."
         )
 
 

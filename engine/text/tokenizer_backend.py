@@ -64,12 +64,12 @@ def load_backend(folder: Path, settings: TokenizerSettings) -> tokenizers.Tokeni
         ModelLoadError: the folder or `tokenizer.json` is missing, or isn't a tokenizer.
     """
     if not folder.is_dir():
-        raise ModelLoadError(f"{folder} is no folder.", param="model")
+        raise ModelLoadError(f"{folder} is no folder.")
     path = folder / TOKENIZER_FILE
     if not path.exists():
         convertible = [name for name in CONVERTIBLE_FILES if (folder / name).is_file()]
         hint = f" {convertible[0]} is there: it must be converted first." if convertible else ""
-        raise ModelLoadError(f"{path} is missing.{hint}", param="model")
+        raise ModelLoadError(f"{path} is missing.{hint}")
     text = read_text(path)
     _check_merges(text, path)
     with _naming(path, text):
@@ -92,9 +92,7 @@ def _naming(path: Path, text: str) -> Iterator[None]:
         if not _is_library_error(error):
             raise
         parse_object(text, path)
-        raise ModelLoadError(
-            f"{path} is no tokenizer: {truncate_for_message(error)}.", param="model"
-        ) from error
+        raise ModelLoadError(f"{path} is no tokenizer: {truncate_for_message(error)}.") from error
 
 
 def _is_library_error(error: BaseException) -> bool:
@@ -208,8 +206,7 @@ def _check_merges(text: str, path: Path) -> None:
         if isinstance(second, str) and not second.startswith(prefix):
             raise ModelLoadError(
                 f"{path}: the merge {truncate_for_message(merge)} lacks continuing_subword_prefix "
-                f"{truncate_for_message(prefix)}.",
-                param="model",
+                f"{truncate_for_message(prefix)}."
             )
 
 
@@ -219,8 +216,7 @@ def _check_ids(backend: tokenizers.Tokenizer, path: Path) -> None:
     max_id = _SPARSE * len(ids) + _MAX_UNUSED
     if max(ids, default=0) > max_id:
         raise ModelLoadError(
-            f"{path}: the largest id, {max(ids)}, is far beyond its {len(ids)} tokens.",
-            param="model",
+            f"{path}: the largest id, {max(ids)}, is far beyond its {len(ids)} tokens."
         )
 
 

@@ -36,18 +36,16 @@ def read_text(path: Path) -> str:
     try:
         status = path.stat()
         if not stat.S_ISREG(status.st_mode):
-            raise ModelLoadError(f"{path} is no file.", param="model")
+            raise ModelLoadError(f"{path} is no file.")
         if status.st_size > _MAX_BYTES:
             raise ModelLoadError(
-                f"{path} has {status.st_size} bytes, at most {_MAX_BYTES} are read.", param="model"
+                f"{path} has {status.st_size} bytes, at most {_MAX_BYTES} are read."
             )
         return path.read_text(encoding="utf-8")
     except FileNotFoundError:
-        raise ModelLoadError(f"{path} is missing.", param="model") from None
+        raise ModelLoadError(f"{path} is missing.") from None
     except (OSError, UnicodeDecodeError) as error:
-        raise ModelLoadError(
-            f"{path} can't be read: {truncate_for_message(error)}.", param="model"
-        ) from error
+        raise ModelLoadError(f"{path} can't be read: {truncate_for_message(error)}.") from error
 
 
 def parse_object(text: str, path: Path) -> dict[str, Any]:
@@ -55,11 +53,9 @@ def parse_object(text: str, path: Path) -> dict[str, Any]:
     try:
         value = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise ModelLoadError(
-            f"{path} isn't valid JSON: {truncate_for_message(error)}.", param="model"
-        ) from error
+        raise ModelLoadError(f"{path} isn't valid JSON: {truncate_for_message(error)}.") from error
     if not isinstance(value, dict):
-        raise ModelLoadError(f"{path} must hold a JSON object.", param="model")
+        raise ModelLoadError(f"{path} must hold a JSON object.")
     return value
 
 
@@ -178,7 +174,7 @@ def read_settings(folder: Path) -> TokenizerSettings:
             settings.chat_templates["default"] = _TEMPLATES[processor]
     except (TypeError, ValueError, KeyError, AttributeError) as error:
         raise ModelLoadError(
-            f"{config_path} has a malformed entry: {truncate_for_message(error)}.", param="model"
+            f"{config_path} has a malformed entry: {truncate_for_message(error)}."
         ) from error
     return settings
 

@@ -43,13 +43,10 @@ def convert_tokenizer(
             str(folder), trust_remote_code=trust_remote_code, local_files_only=True
         )
     except Exception as error:  # the library raises a dozen kinds, and custom code any kind
-        raise ModelLoadError(
-            f"{folder} has no tokenizer that can be converted: {error}", param="model"
-        ) from error
+        raise ModelLoadError(f"{folder} has no tokenizer that can be converted: {error}") from error
     if not isinstance(slow, PreTrainedTokenizerFast):
         raise ModelLoadError(
-            f"{folder} has a {type(slow).__name__}, which can't be written as {TOKENIZER_FILE}.",
-            param="model",
+            f"{folder} has a {type(slow).__name__}, which can't be written as {TOKENIZER_FILE}."
         )
     slow.save_pretrained(str(destination))
     return load_tokenizer(destination)
@@ -78,8 +75,7 @@ def tokenizer_folder(config: EngineConfig, model_folder: Path) -> Path:
         except OSError as error:
             raise ModelLoadError(
                 f"{folder} has a tokenizer that can't be converted in {destination} "
-                f"(QUIRE_CACHE_DIR): {error.strerror or error}.",
-                param="model",
+                f"(QUIRE_CACHE_DIR): {error.strerror or error}."
             ) from error
     return destination
 

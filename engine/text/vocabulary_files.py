@@ -147,7 +147,7 @@ def write_tokenizer(folder: Path, destination: Path) -> bool:
             return False
         path = folder / rule.file
     if path.stat().st_size > _MAX_BYTES:
-        raise ModelLoadError(f"{path} must have at most {_MAX_BYTES} bytes.", param="model")
+        raise ModelLoadError(f"{path} must have at most {_MAX_BYTES} bytes.")
     try:
         if rule is None:
             backend, named = _read_tekken(path)
@@ -157,8 +157,7 @@ def write_tokenizer(folder: Path, destination: Path) -> bool:
         raise
     except Exception as error:  # the library raises nothing more specific for invalid files
         raise ModelLoadError(
-            f"{path} is no vocabulary that can be read: {truncate_for_message(error)}.",
-            param="model",
+            f"{path} is no vocabulary that can be read: {truncate_for_message(error)}."
         ) from error
     destination.mkdir(parents=True, exist_ok=True)
     backend.save(str(destination / "tokenizer.json"))
@@ -239,8 +238,7 @@ def _add_declared(backend: tokenizers.Tokenizer, config: Mapping[str, Any], path
         if backend.token_to_id(token) != index:
             raise ModelLoadError(
                 f"{path}: {token!r} must have id {index}, as added_tokens_decoder says; got "
-                f"{backend.token_to_id(token)}.",
-                param="model",
+                f"{backend.token_to_id(token)}."
             )
 
 
@@ -255,10 +253,10 @@ def _tiktoken_ranks(path: Path) -> dict[bytes, int]:
             ranks[base64.b64decode(token, validate=True)] = int(rank)
         except (ValueError, binascii.Error) as error:
             raise ModelLoadError(
-                f"{path}: line {number} must be a token in base64 and its number.", param="model"
+                f"{path}: line {number} must be a token in base64 and its number."
             ) from error
     if sorted(ranks.values()) != list(range(len(ranks))):
-        raise ModelLoadError(f"{path}: its numbers must run from 0, without gaps.", param="model")
+        raise ModelLoadError(f"{path}: its numbers must run from 0, without gaps.")
     return ranks
 
 
@@ -279,7 +277,7 @@ def _read_tekken(path: Path) -> tuple[tokenizers.Tokenizer, dict[str, str]]:
         backend = ranked_bpe(ranks, str(settings["pattern"]))
         backend = _shifted(backend, special)
     except (KeyError, TypeError, ValueError) as error:
-        raise ModelLoadError(f"{path} has a malformed entry: {error!r}.", param="model") from error
+        raise ModelLoadError(f"{path} has a malformed entry: {error!r}.") from error
     _add_frame(backend, ["<s>"], [])
     named = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<pad>"}
     return backend, named
@@ -325,11 +323,10 @@ def _sentencepiece(path: Path) -> tokenizers.Tokenizer:
         elif number == 3:
             normalizer = dict(_fields(value))
     if not tokens:
-        raise ModelLoadError(f"{path} holds no pieces of SentencePiece.", param="model")
+        raise ModelLoadError(f"{path} holds no pieces of SentencePiece.")
     if trainer.get(3, 1) != 2:
         raise ModelLoadError(
-            f"{path} must be a BPE model of SentencePiece; got model_type {trainer.get(3, 1)}.",
-            param="model",
+            f"{path} must be a BPE model of SentencePiece; got model_type {trainer.get(3, 1)}."
         )
     unknown = trainer.get(40, 0)
     backend = sentencepiece_bpe(

@@ -107,8 +107,7 @@ class Source:
         if getattr(self.config, "is_encoder_decoder", False):
             raise ModelLoadError(
                 f"{self._name} is an encoder and a decoder; of such models the engine runs native "
-                "ones alone.",
-                param="model",
+                "ones alone."
             )
 
     def _config(self, raw: dict[str, Any], outside: Any) -> PreTrainedConfig:
@@ -129,8 +128,7 @@ class Source:
         except _FAILURES as error:
             raise ModelLoadError(
                 f"The architecture {_names(raw)} isn't supported: transformers "
-                f"{transformers.__version__} can't read its config.json: {error}",
-                param="model",
+                f"{transformers.__version__} can't read its config.json: {error}"
             ) from error
 
     def _check(self) -> None:
@@ -155,15 +153,13 @@ class Source:
             raise ModelLoadError(
                 f"The architecture {self._name} isn't supported by the Transformers bridge: it "
                 "takes images or sound. Models that do must be "
-                f"of a native family: {families}.{self.text_part}",
-                param="model",
+                f"of a native family: {families}.{self.text_part}"
             )
         if text_class:
             return
         raise ModelLoadError(
             f"The architecture {self._name} isn't supported: transformers "
-            f"{transformers.__version__} has no causal language model of that type.",
-            param="model",
+            f"{transformers.__version__} has no causal language model of that type."
         )
 
     @property
@@ -224,7 +220,7 @@ class Source:
                 )
             except _FAILURES as error:
                 raise ModelLoadError(
-                    f"{self.folder}: transformers can't load it: {error}", param="model"
+                    f"{self.folder}: transformers can't load it: {error}"
                 ) from error
         self._check_read(info)
         loaded: nn.Module = model.eval()
@@ -238,8 +234,7 @@ class Source:
         if type(self.config) not in mapping:
             raise ModelLoadError(
                 f"{self.folder} brings code of its own, for which quantized checkpoints aren't "
-                "read: take the plain one.",
-                param="model",
+                "read: take the plain one."
             )
         return mapping[type(self.config)]
 
@@ -261,8 +256,7 @@ class Source:
             if info.get(kind):
                 some = ", ".join(sorted(str(key) for key in info[kind])[:5])
                 raise ModelLoadError(
-                    f"{self.folder}: the checkpoint's {kind.replace('_', ' ')}: {some}.",
-                    param="model",
+                    f"{self.folder}: the checkpoint's {kind.replace('_', ' ')}: {some}."
                 )
         if unread := sorted(info.get("unexpected_keys") or ()):
             log.warning("%d tensors of the checkpoint weren't used: %s", len(unread), unread[:5])
@@ -330,14 +324,12 @@ def load_bridge(
             verify_pictures(bridged, source.folder)
     except UnsupportedAttention as error:
         raise ModelLoadError(
-            f"{type(model).__name__} can't run over the paged KV cache: {error}.{source.text_part}",
-            param="model",
+            f"{type(model).__name__} can't run over the paged KV cache: {error}.{source.text_part}"
         ) from error
     except _BUILD_FAILURES as error:
         raise ModelLoadError(
             f"{type(model).__name__} can't run over the paged KV cache: its forward pass fails: "
-            f"{type(error).__name__}: {error}",
-            param="model",
+            f"{type(error).__name__}: {error}"
         ) from error
     if ranks is not None:
         bridged.join_ranks()

@@ -160,8 +160,7 @@ class OpenVinoModel:
             compiled = ov.Core().compile_model(graph, "CPU", options)
         except RuntimeError as error:
             raise ModelLoadError(
-                f"OpenVINO can't compile {self.spec.architecture}: {str(error).strip()[-300:]}",
-                param="model",
+                f"OpenVINO can't compile {self.spec.architecture}: {str(error).strip()[-300:]}"
             ) from error
         self._compiled = ((groups, cache_dtype), compiled)
         return compiled

@@ -161,8 +161,7 @@ class TTDevice(Device):
         if kind is None:
             raise ModelLoadError(
                 f"No Tenstorrent model is registered for {', '.join(names) or '(none)'}. A plug-in "
-                "registers one by ModelRegistry.register_model.",
-                param="model",
+                "registers one by ModelRegistry.register_model."
             )
         capabilities = getattr(kind, "model_capabilities", {})
         mode = None if options.always_compat_sampling else options.sample_on_device_mode

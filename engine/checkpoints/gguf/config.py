@@ -26,16 +26,14 @@ def experts(values: Metadata) -> Fields:
     name = values.architecture
     if not values.optional("expert_count"):
         if any(name.endswith("_exps.weight") for name in values.header.tensors):
-            raise ModelLoadError(
-                f"The file has experts, but no {name}.expert_count.", param="model"
-            )
+            raise ModelLoadError(f"The file has experts, but no {name}.expert_count.")
         return {}
     count, used = values.count("expert_count"), values.count("expert_used_count")
     fields: Fields = {"num_experts": count, "num_local_experts": count, "num_experts_per_tok": used}
     if name == "llama":
         return fields | {"architectures": ["MixtralForCausalLM"], "model_type": "mixtral"}
     if values.family.renormalize is None:
-        raise ModelLoadError(f"Experts of the architecture {name} aren't supported.", param="model")
+        raise ModelLoadError(f"Experts of the architecture {name} aren't supported.")
     fields["norm_topk_prob"] = values.family.renormalize
     if name in ("qwen2moe", "qwen3moe", "qwen3next"):
         fields["moe_intermediate_size"] = values.count("expert_feed_forward_length")
@@ -154,7 +152,7 @@ def _qwen3_next(values: Metadata, head_dim: int) -> Fields:
     """A file's last layers may be those that guess further tokens, which aren't run."""
     layers = values.count("block_count") - values.number("nextn_predict_layers", 0)
     if layers < 1:
-        raise ModelLoadError(f"qwen3next.block_count leaves {layers} layers.", param="model")
+        raise ModelLoadError(f"qwen3next.block_count leaves {layers} layers.")
     kinds = {True: "full_attention", False: "linear_attention"}
     heads = values.count("ssm.time_step_rank")
     return {
@@ -176,7 +174,7 @@ def _rows(values: Metadata, name: str) -> int:
     """Return a tensor's number of rows. Raises `ModelLoadError` if it is missing."""
     info = values.header.tensors.get(name)
     if info is None:
-        raise ModelLoadError(f"The file has no {name}.", param="model")
+        raise ModelLoadError(f"The file has no {name}.")
     return info.shape[0]
 
 
@@ -196,9 +194,7 @@ def _glm4moe(values: Metadata, head_dim: int) -> Fields:
     layers, first = values.count("block_count"), values.number("leading_dense_block_count", 0)
     layers -= values.number("nextn_predict_layers", 0)
     if not isinstance(first, int) or not 0 <= first <= layers or layers < 1:
-        raise ModelLoadError(
-            f"glm4moe.leading_dense_block_count is {first!r} of {layers} layers.", param="model"
-        )
+        raise ModelLoadError(f"glm4moe.leading_dense_block_count is {first!r} of {layers} layers.")
     return {
         "num_hidden_layers": layers,
         "first_k_dense_replace": first,
@@ -229,8 +225,7 @@ def _cohere2(values: Metadata, head_dim: int) -> Fields:
 def _stablelm(values: Metadata, head_dim: int) -> Fields:
     if values.has("blk.0.attn_q_norm.weight"):
         raise ModelLoadError(
-            "A StableLM whose queries are normed isn't read from GGUF: take its safetensors.",
-            param="model",
+            "A StableLM whose queries are normed isn't read from GGUF: take its safetensors."
         )
     return {
         "use_qkv_bias": values.has("blk.0.attn_q.bias"),
@@ -272,18 +267,16 @@ def make_config(header: Header, bytes_of: BytesOf) -> dict[str, Any]:
     values = Metadata(header)
     name, family, tensors = values.architecture, values.family, header.tensors
     if "token_embd.weight" not in tensors:
-        raise ModelLoadError("The file has no token_embd.weight.", param="model")
+        raise ModelLoadError("The file has no token_embd.weight.")
     heads, kv_heads = heads_of(header)
     hidden, layers = values.count("embedding_length"), values.count("block_count")
     if layers > len(tensors):
         raise ModelLoadError(
-            f"{name}.block_count is {layers}, but there are {len(tensors)} tensors.", param="model"
+            f"{name}.block_count is {layers}, but there are {len(tensors)} tensors."
         )
     head_dim = values.count("attention.key_length", hidden // heads)
     if values.count("attention.value_length", head_dim) != head_dim:
-        raise ModelLoadError(
-            "Keys and values of different lengths aren't supported.", param="model"
-        )
+        raise ModelLoadError("Keys and values of different lengths aren't supported.")
     return {
         "architectures": [family.architecture],
         "model_type": family.model_type,
@@ -329,7 +322,7 @@ def _factors(values: Metadata, bytes_of: BytesOf, name: str) -> list[float] | No
     if info is None:
         return None
     if info.kind != types.F32:
-        raise ModelLoadError(f"{name} must be F32.", param="model")
+        raise ModelLoadError(f"{name} must be F32.")
     return [float(factor) for factor in np.frombuffer(bytes_of(name), "<f4")]
 
 
@@ -373,7 +366,7 @@ def _rope_scaling(values: Metadata, bytes_of: BytesOf) -> dict[str, Any]:
     if kind in ("", "none") or factor is None:
         return {}
     if kind not in ("linear", "yarn"):
-        raise ModelLoadError(f"rope.scaling.type {kind!r} isn't supported.", param="model")
+        raise ModelLoadError(f"rope.scaling.type {kind!r} isn't supported.")
     scaling: dict[str, Any] = {"rope_type": kind, "factor": float(factor)}
     original = values.optional("rope.scaling.original_context_length")
     if kind == "yarn" and original is not None:

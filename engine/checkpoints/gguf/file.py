@@ -144,7 +144,7 @@ def read_header(buffer: Buffer) -> Header:
 
 def corrupt_file_error(what: str) -> ModelLoadError:
     """Return the error for an invalid file."""
-    return ModelLoadError(f"This is no sound GGUF file: {what}.", param="model")
+    return ModelLoadError(f"This is no sound GGUF file: {what}.")
 
 
 def _tensor(cursor: _Reader) -> TensorInfo:
@@ -159,8 +159,7 @@ def _tensor(cursor: _Reader) -> TensorInfo:
     if block is None:
         supported = ", ".join(entry.name for entry in BLOCKS.values())
         raise ModelLoadError(
-            f"{name!r} is kept as {name_of(kind)}, which isn't supported. Known: {supported}.",
-            param="model",
+            f"{name!r} is kept as {name_of(kind)}, which isn't supported. Known: {supported}."
         )
     if sizes[0] % block.values or not all(sizes):
         raise corrupt_file_error(f"{name!r} {sizes} has no whole blocks of {block.values}")
@@ -264,11 +263,10 @@ class Metadata:
         """Return a number. Raises `ModelLoadError` for another type, or if it has no default."""
         value = self.header.metadata.get(f"{self.architecture}.{key}", default)
         if value is None:
-            raise ModelLoadError(f"The file lacks {self.architecture}.{key}.", param="model")
+            raise ModelLoadError(f"The file lacks {self.architecture}.{key}.")
         if isinstance(value, bool) or not isinstance(value, (int, float)):
             raise ModelLoadError(
-                f"{self.architecture}.{key} must be a number, not {short_repr(value)}.",
-                param="model",
+                f"{self.architecture}.{key} must be a number, not {short_repr(value)}."
             )
         return value
 
@@ -277,8 +275,7 @@ class Metadata:
         value = self.number(key, default)
         if not isinstance(value, int) or not 1 <= value < 1 << 31:
             raise ModelLoadError(
-                f"{self.architecture}.{key} must be from 1 to 2^31 - 1, not {short_repr(value)}.",
-                param="model",
+                f"{self.architecture}.{key} must be from 1 to 2^31 - 1, not {short_repr(value)}."
             )
         return value
 
@@ -299,8 +296,7 @@ class Metadata:
             return None
         if not isinstance(value, np.ndarray) or value.shape != (count,):
             raise ModelLoadError(
-                f"{self.architecture}.{key} must be a list of {count}, not {short_repr(value)}.",
-                param="model",
+                f"{self.architecture}.{key} must be a list of {count}, not {short_repr(value)}."
             )
         return [bool(flag) for flag in value]
 
@@ -312,8 +308,7 @@ class Metadata:
         if value.shape != (layers,) or value.dtype.kind not in "iu" or int(value.min()) < 0:
             raise ModelLoadError(
                 f"{self.architecture}.{key} must be a list of {layers} counts, "
-                f"not {short_repr(value)}.",
-                param="model",
+                f"not {short_repr(value)}."
             )
         return [int(number) for number in value]
 
@@ -328,8 +323,7 @@ def architecture_of(header: Header) -> str:
     if not isinstance(name, str) or name not in FAMILIES:
         raise ModelLoadError(
             f"GGUF files of the architecture {short_repr(name)} aren't supported. "
-            f"Known: {', '.join(FAMILIES)}.",
-            param="model",
+            f"Known: {', '.join(FAMILIES)}."
         )
     return name
 
@@ -347,8 +341,7 @@ def heads_of(header: Header) -> tuple[int, int]:
     kinds = set(by_layer) - {0}
     if len(kinds) > 1:
         raise ModelLoadError(
-            f"{values.architecture}.{key}: layers of different numbers aren't supported.",
-            param="model",
+            f"{values.architecture}.{key}: layers of different numbers aren't supported."
         )
     return heads, kinds.pop() if kinds else heads
 
@@ -379,8 +372,7 @@ def parts_of(path: Path) -> list[Path]:
     missing = [part.name for part in parts if not part.is_file()]
     if missing or path not in parts:
         raise ModelLoadError(
-            f"{path} is a part of a model whose file {(missing or [path.name])[0]} isn't there.",
-            param="model",
+            f"{path} is a part of a model whose file {(missing or [path.name])[0]} isn't there."
         )
     return parts
 

@@ -38,9 +38,7 @@ def find_gguf(path: Path) -> Path | None:
         return None
     parts = parts_of(files[0])
     if set(files) != set(parts):
-        raise ModelLoadError(
-            f"{path} holds {len(files)} GGUF files: name one of them.", param="model"
-        )
+        raise ModelLoadError(f"{path} holds {len(files)} GGUF files: name one of them.")
     return parts[0]
 
 

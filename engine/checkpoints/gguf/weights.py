@@ -279,8 +279,7 @@ class GGUFWeights:
         if sum(fused.sizes) != shape[0]:
             raise ModelLoadError(
                 f"{self.path}: {' and '.join(fused.stored)} have {sum(fused.sizes)} rows, "
-                f"but the metadata asks for {shape[0]}.",
-                param="model",
+                f"but the metadata asks for {shape[0]}."
             )
         for info in infos:
             self._tally.add(info.name, info.nbytes)
@@ -327,8 +326,7 @@ class GGUFWeights:
         """Return log(-x) of decay rates, which a file stores as negative numbers."""
         if not bool(((decay < 0) & decay.isfinite()).all()):
             raise ModelLoadError(
-                f"{self.path}: {self._stored(name)!r} has values that aren't below zero.",
-                param="model",
+                f"{self.path}: {self._stored(name)!r} has values that aren't below zero."
             )
         return decay.neg().log()
 
@@ -340,14 +338,14 @@ class GGUFWeights:
         if info.shape != shape and _without_ones(info.shape, shape) == _without_ones(shape, shape):
             info = TensorInfo(info.name, shape, info.kind, info.offset, info.nbytes)
         if len(shape) == 1 and types.BLOCKS[info.kind].values > 1:
-            raise ModelLoadError(f"{self.path}: {stored!r} is quantized.", param="model")
+            raise ModelLoadError(f"{self.path}: {stored!r} is quantized.")
         self._tally.add(stored if expert is None else f"{stored} {expert}", info.nbytes)
         return self._make_matrix(info, shape, self._order(name, shape[0]), as_rows)
 
     def _info(self, stored: str) -> TensorInfo:
         info = self._tensors.get(stored)
         if info is None:
-            raise ModelLoadError(f"{self.path} has no {stored!r}.", param="model")
+            raise ModelLoadError(f"{self.path} has no {stored!r}.")
         return info
 
     def _make_matrix(
@@ -361,8 +359,7 @@ class GGUFWeights:
         if info.shape != shape:
             raise ModelLoadError(
                 f"{self.path}: {info.name!r} has shape {info.shape}, "
-                f"but the metadata asks for {shape}.",
-                param="model",
+                f"but the metadata asks for {shape}."
             )
         self._read.add(info.name)
         return GGUFMatrix(
@@ -374,8 +371,7 @@ class GGUFWeights:
         count = info.shape[0]
         if len(info.shape) != 3 or expert >= count:
             raise ModelLoadError(
-                f"{self.path}: {info.name!r} of shape {info.shape} has no expert {expert}.",
-                param="model",
+                f"{self.path}: {info.name!r} of shape {info.shape} has no expert {expert}."
             )
         nbytes = info.nbytes // count
         return TensorInfo(

@@ -327,10 +327,10 @@ def encoder_spec(architecture: str, raw: Config) -> EncoderSpec:
         spec = EncoderSpec(**{**_common(architecture, config), **FAMILIES[family](config)})
     except KeyError as error:
         reason = f"config.json of {architecture} lacks {error.args[0]!r}."
-        raise ModelLoadError(reason, param="model") from error
+        raise ModelLoadError(reason) from error
     except (TypeError, ValueError, AttributeError) as error:
         reason = f"config.json of {architecture} has a value of the wrong type: {error}."
-        raise ModelLoadError(reason, param="model") from error
+        raise ModelLoadError(reason) from error
     _check(spec)
     return spec
 

@@ -319,5 +319,5 @@ def text_encoder_spec(config: Config) -> EncoderSpec | None:
         return _ENCODERS[name]({**config, "architectures": [name]})
     except (KeyError, TypeError, ValueError, ZeroDivisionError) as error:
         raise ModelLoadError(
-            f"config.json: the encoder of {name} can't be read: {error!r}.", param="model"
+            f"config.json: the encoder of {name} can't be read: {error!r}."
         ) from error

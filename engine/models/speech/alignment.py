@@ -21,8 +21,7 @@ def read_alignment_heads(
         pairs = [(int(layer), int(head)) for layer, head in generation.get("alignment_heads") or ()]
     except (TypeError, ValueError, OverflowError) as error:
         raise ModelLoadError(
-            f"generation_config.json: alignment_heads must be pairs of layer and head: {error}.",
-            param="model",
+            f"generation_config.json: alignment_heads must be pairs of layer and head: {error}."
         ) from error
     model_heads = list(product(range(num_layers), range(num_heads)))
     if not pairs or not set(pairs) <= set(model_heads):

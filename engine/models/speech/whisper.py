@@ -55,15 +55,12 @@ class WhisperEncoderSpec:
                 activation=ACTIVATIONS[str(config.get("activation_function", "gelu"))],
             )
         except (KeyError, TypeError, ValueError) as error:
-            raise ModelLoadError(
-                f"config.json: the encoder can't be read: {error!r}.", param="model"
-            ) from error
+            raise ModelLoadError(f"config.json: the encoder can't be read: {error!r}.") from error
         sizes = (spec.num_mels, spec.hidden_size, spec.intermediate_size, spec.num_layers)
         if min(*sizes, spec.num_heads, spec.length) < 1 or spec.hidden_size % spec.num_heads:
             raise ModelLoadError(
                 "config.json: sizes of the encoder must be at least 1, and d_model a multiple of "
-                "encoder_attention_heads.",
-                param="model",
+                "encoder_attention_heads."
             )
         return spec
 
@@ -153,7 +150,7 @@ def find_encoder(weights: Weights, *prefixes: str) -> str:
     for prefix in prefixes:
         if f"{prefix}conv1.weight" in weights:
             return prefix
-    raise ModelLoadError("There is no audio tower in the checkpoint.", param="model")
+    raise ModelLoadError("There is no audio tower in the checkpoint.")
 
 
 def _layer_norm(spec: WhisperEncoderSpec, loader: WeightLoader, name: str) -> LayerNorm:

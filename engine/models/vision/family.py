@@ -281,4 +281,4 @@ def find_prefix(weights: Any, *prefixes: str) -> str:
     for prefix in prefixes:
         if f"{prefix}embeddings.patch_embedding.weight" in weights:
             return prefix
-    raise ModelLoadError("There is no vision tower in the checkpoint.", param="model")
+    raise ModelLoadError("There is no vision tower in the checkpoint.")

@@ -80,5 +80,5 @@ def complete_config(config: dict[str, Any]) -> dict[str, Any]:
         values = {name: value for name, value in config.items() if name != "model_type"}
         completed: dict[str, Any] = AutoConfig.for_model(config["model_type"], **values).to_dict()
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise ModelLoadError(f"config.json can't be read: {error}", param="model") from error
+        raise ModelLoadError(f"config.json can't be read: {error}") from error
     return completed

@@ -136,7 +136,7 @@ class HeadCheckpoint:
 
     def error(self, why: str) -> ModelLoadError:
         """Return the error for an unusable checkpoint."""
-        return ModelLoadError(f"{self.folder}: {why}.", param="model")
+        return ModelLoadError(f"{self.folder}: {why}.")
 
 
 def apply_linear(layer: LinearLayer, x: Tensor, dtype: torch.dtype) -> Tensor:

@@ -50,7 +50,7 @@ class MtpSource:
 
     def error(self, why: str) -> ModelLoadError:
         """Return the error for an unusable checkpoint."""
-        return ModelLoadError(f"{self.folder}: {why}.", param="model")
+        return ModelLoadError(f"{self.folder}: {why}.")
 
 
 class MtpLayer(PagedLayer):
