@@ -25,13 +25,12 @@ last output is written to the outbox: entries of a killed engine stay pending an
 from __future__ import annotations
 
 import ctypes
-from typing import Annotated, Any, TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
 from engine.contract.errors import EngineFault, InvalidRequest, QuireError
 from engine.contract.lora import AdapterRef
-from engine.contract.message_version import MESSAGE_VERSION
 from engine.contract.pooling_params import PoolingParams
 from engine.contract.redis_keys import (
     base_request_id,
@@ -43,7 +42,7 @@ from engine.contract.replica_state import EngineStats as EngineStats
 from engine.contract.replica_state import Heartbeat
 from engine.contract.replica_state import ModelInfo as ModelInfo
 from engine.contract.replica_state import PoolingInfo as PoolingInfo
-from engine.contract.sampling_params import MAX_N, SamplingParams
+from engine.contract.sampling_params import SamplingParams
 
 #: Dtypes that vectors may have -> bytes per number.
 ITEM_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
@@ -478,54 +477,15 @@ class ReplicaEvent(msgspec.Struct, omit_defaults=True, kw_only=True):
     held: list[str] | None = None
 
 
-_OutputCount = Annotated[int, msgspec.Meta(ge=1, le=MAX_N)]
-
-
-class _NumOutputs(msgspec.Struct):
-    """The sampling parameters that determine how many outputs end."""
-
-    n: _OutputCount = 1
-    best_of: _OutputCount | None = None
-
-
-class UnreadableRequest(msgspec.Struct, kw_only=True):
-    """The readable part of an `EngineRequest` of another release that can't be decoded. Never sent.
-
-    Attributes:
-        problem: why it can't be decoded.
-    """
-
-    request_id: str
-    gateway_id: str
-    sampling: _NumOutputs = msgspec.field(default_factory=_NumOutputs)
-    message_version: int = 1
-    problem: str = ""
-
-    @property
-    def error(self) -> EngineFault:
-        """The error for its client."""
-        return EngineFault(
-            f"The replica can't read this request: {self.problem}. The gateway writes messages of "
-            f"version {self.message_version}, the replica reads those of version "
-            f"{MESSAGE_VERSION}: update the older one.",
-            code="unreadable_request",
-        )
-
-    @property
-    def num_sequences(self) -> int:
-        """Number of outputs that the gateway waits for."""
-        return self.sampling.best_of or self.sampling.n
-
-
 _inbox_encoder = msgspec.msgpack.Encoder()
 _inbox_decoder = msgspec.msgpack.Decoder(InboxMessage)
-_unreadable_decoder = msgspec.msgpack.Decoder(UnreadableRequest)
 _outbox_decoder = msgspec.msgpack.Decoder(OutboxBatch)
 _heartbeat_decoder = msgspec.msgpack.Decoder(Heartbeat)
 _news_decoder = msgspec.msgpack.Decoder(ReplicaEvent)
 
 
-def _decoded(decoder: msgspec.msgpack.Decoder[T], data: bytes) -> T:
+def decoded(decoder: msgspec.msgpack.Decoder[T], data: bytes) -> T:
+    """Decode any bytes. Raises msgspec.DecodeError or ValidationError."""
     try:
         return decoder.decode(data)
     except (UnicodeDecodeError, RecursionError) as error:  # msgspec doesn't convert these
@@ -539,28 +499,19 @@ def encode(message: msgspec.Struct) -> bytes:
 
 def decode_inbox(data: bytes) -> InboxMessage:
     """Raises msgspec.DecodeError or ValidationError for bytes that aren't an inbox message."""
-    return _decoded(_inbox_decoder, data)
-
-
-def decode_unreadable_request(data: bytes, problem: str) -> UnreadableRequest:
-    """The sender of a message that `decode_inbox` refuses. Raises as `decode_inbox` if none
-    waits.
-    """
-    request = _decoded(_unreadable_decoder, data)
-    request.problem = problem
-    return request
+    return decoded(_inbox_decoder, data)
 
 
 def decode_outbox(data: bytes) -> OutboxBatch:
     """Raises msgspec.DecodeError or ValidationError for bytes that aren't an outbox batch."""
-    return _decoded(_outbox_decoder, data)
+    return decoded(_outbox_decoder, data)
 
 
 def decode_heartbeat(data: bytes) -> Heartbeat:
     """Raises msgspec.DecodeError or ValidationError for bytes that aren't a heartbeat."""
-    return _decoded(_heartbeat_decoder, data)
+    return decoded(_heartbeat_decoder, data)
 
 
 def decode_replica_event(data: bytes) -> ReplicaEvent:
     """Raises msgspec.DecodeError or ValidationError for bytes that aren't a replica event."""
-    return _decoded(_news_decoder, data)
+    return decoded(_news_decoder, data)

@@ -16,13 +16,16 @@ import redis
 
 from engine.contract import messages as protocol
 from engine.contract import redis_keys
-from engine.contract.message_version import is_compatible
+from engine.contract.message_version import (
+    UnreadableRequest,
+    decode_unreadable_request,
+    is_compatible,
+)
 from engine.contract.messages import (
     AbortRequest,
     EngineRequest,
     FollowPrefill,
     InboxMessage,
-    UnreadableRequest,
     gc_untracked,
 )
 from engine.system.host import request_short_time_slice
@@ -337,7 +340,7 @@ def decode_message(data: bytes) -> ReceivedMessage:
     try:
         message = protocol.decode_inbox(data)
     except (msgspec.DecodeError, msgspec.ValidationError) as error:
-        return protocol.decode_unreadable_request(data, str(error))
+        return decode_unreadable_request(data, str(error))
     if isinstance(message, EngineRequest) and not is_compatible(message.message_version):
-        return protocol.decode_unreadable_request(data, "its version is too far away")
+        return decode_unreadable_request(data, "its version is too far away")
     return message

@@ -27,7 +27,7 @@ from engine.contract import messages as protocol
 from engine.contract import redis_keys
 from engine.contract.engine_config import EngineConfig
 from engine.contract.errors import ConfigError, EngineFault, PeerFault, QuireError
-from engine.contract.message_version import MESSAGE_VERSION
+from engine.contract.message_version import MESSAGE_VERSION, UnreadableRequest
 from engine.contract.messages import (
     AbortRequest,
     ControlReply,
@@ -38,7 +38,6 @@ from engine.contract.messages import (
     Heartbeat,
     OutboxBatch,
     TokenDelta,
-    UnreadableRequest,
 )
 from engine.contract.replica_state import (
     WARM_UP,

@@ -11,7 +11,11 @@ import pytest
 
 from engine.contract import messages
 from engine.contract.lora import AdapterRef
-from engine.contract.message_version import MESSAGE_VERSION, is_compatible
+from engine.contract.message_version import (
+    MESSAGE_VERSION,
+    decode_unreadable_request,
+    is_compatible,
+)
 from engine.contract.messages import (
     AbortRequest,
     ControlReply,
@@ -31,7 +35,6 @@ from engine.contract.messages import (
     decode_inbox,
     decode_outbox,
     decode_replica_event,
-    decode_unreadable_request,
     encode,
 )
 from engine.contract.pooling_params import PoolingParams
