@@ -14,6 +14,10 @@ from engine.contract.command_line import JsonSettings, bounded
 OFFLOADING_CONNECTOR = "OffloadingConnector"
 #: Combines the connectors that `connectors` in its `kv_connector_extra_config` lists.
 MULTI_CONNECTOR = "MultiConnector"
+#: The connector that reads other replicas' KV caches by the package nixl, and what its
+#: `kv_connector_extra_config` may say.
+NIXL_CONNECTOR = "NixlConnector"
+NIXL_DEFAULTS: dict[str, Any] = {"host": "127.0.0.1", "port": 0, "backends": ["UCX"]}
 #: By vLLM's name of a connector whose package has it: module and class.
 PACKAGED_CONNECTORS = {
     "LMCacheConnectorV1": (
@@ -21,10 +25,6 @@ PACKAGED_CONNECTORS = {
         "LMCacheConnectorV1Dynamic",
     ),
     "MooncakeConnector": ("mooncake.mooncake_connector_v1", "MooncakeConnector"),
-    "NixlConnector": (
-        "vllm.distributed.kv_transfer.kv_connector.v1.nixl_connector",
-        "NixlConnector",
-    ),
 }
 KV_BOTH, KV_PRODUCER, KV_CONSUMER = "kv_both", "kv_producer", "kv_consumer"
 KV_ROLES = (KV_BOTH, KV_PRODUCER, KV_CONSUMER)
@@ -46,7 +46,7 @@ class KVTransferConfig(JsonSettings):
     """Settings of a connector.
 
     Attributes:
-        kv_connector: class name; `OffloadingConnector`, `MultiConnector`, one of
+        kv_connector: class name; `OffloadingConnector`, `MultiConnector`, `NixlConnector`, one of
             `PACKAGED_CONNECTORS`, or a class of `kv_connector_module_path`.
         kv_role: kv_producer only saves blocks, kv_consumer only loads them, kv_both does both.
         kv_connector_module_path: importable module of a connector that isn't Quire's.
@@ -73,10 +73,18 @@ class KVTransferConfig(JsonSettings):
                     f"{OFFLOADING_CONNECTOR} has no kv_connector_extra_config: use "
                     "kv_offloading_size, kv_offloading_backend and swap_space."
                 )
+        elif self.is_nixl:
+            for name, value in self.kv_connector_extra_config.items():
+                if not isinstance(value, type(NIXL_DEFAULTS.get(name))):
+                    raise self.error(
+                        f"{NIXL_CONNECTOR}'s kv_connector_extra_config may say host, port and "
+                        f"backends (a list); got {name}={value!r}."
+                    )
         elif not all(self.class_path):
             raise self.error(
                 f"kv_connector={self.kv_connector!r} needs kv_connector_module_path, the module "
-                f"of its class. Of Quire are {OFFLOADING_CONNECTOR} and {MULTI_CONNECTOR}."
+                f"of its class. Of Quire are {OFFLOADING_CONNECTOR}, {NIXL_CONNECTOR} and "
+                f"{MULTI_CONNECTOR}."
             )
 
     @property
@@ -95,6 +103,11 @@ class KVTransferConfig(JsonSettings):
         if self.kv_connector_module_path is not None:
             return self.kv_connector_module_path, self.kv_connector
         return PACKAGED_CONNECTORS.get(self.kv_connector, ("", self.kv_connector))
+
+    @property
+    def is_nixl(self) -> bool:
+        """Whether it is Quire's connector to NIXL."""
+        return self.kv_connector == NIXL_CONNECTOR and self.kv_connector_module_path is None
 
     @property
     def connectors(self) -> list[Self]:

@@ -18,6 +18,8 @@ from engine.contract.errors import ConfigError
 from engine.contract.kv_transfer_config import (
     MULTI_CONNECTOR,
     NATIVE,
+    NIXL_CONNECTOR,
+    NIXL_DEFAULTS,
     OFFLOADING_CONNECTOR,
     PEER_SCHEME,
     ECTransferConfig,
@@ -31,6 +33,7 @@ from engine.kv_transfer.disk_tier import DiskTier
 from engine.kv_transfer.ec_connector import ECConnector
 from engine.kv_transfer.host_tier import HostTier
 from engine.kv_transfer.multi_connector import MultiConnector
+from engine.kv_transfer.nixl_connector import NixlConnector
 from engine.kv_transfer.offloading_connector import OffloadingConnector
 from engine.kv_transfer.peer_tier import PeerTier
 from engine.kv_transfer.rank_connector import RankConnector
@@ -142,7 +145,36 @@ def _make_connector(
 ) -> KVConnectorBase:
     if settings.kv_connector == OFFLOADING_CONNECTOR:
         return _make_offloading_connector(settings, config, worker)
+    if settings.is_nixl:
+        return _make_nixl_connector(settings, config, worker)
     return _load_connector(settings, worker)
+
+
+def _make_nixl_connector(
+    settings: KVTransferConfig, config: EngineConfig, worker: Worker
+) -> NixlConnector:
+    """Create the connector to NIXL. Raises `ConfigError`."""
+    _check_full_attention(settings, worker)
+    if (numerics := worker.read_numerics()) is None:
+        raise ConfigError(
+            f"{NIXL_CONNECTOR} needs weights that can be read for their digest.",
+            param="kv_transfer_config",
+        )
+    try:
+        return NixlConnector(
+            msgspec.json.encode([numerics, worker.loaded.max_model_len]),
+            worker.capacity.layout,
+            config.block_size,
+            saves=settings.saves,
+            loads=settings.loads,
+            **(NIXL_DEFAULTS | settings.kv_connector_extra_config),
+        )
+    except ImportError as error:
+        raise ConfigError(
+            f"{NIXL_CONNECTOR} needs the package nixl, which isn't installed or can't be "
+            f"imported: {error}.",
+            param="kv_transfer_config",
+        ) from error
 
 
 def _make_offloading_connector(
@@ -315,11 +347,16 @@ def _load_connector(settings: KVTransferConfig, worker: Worker) -> KVConnectorBa
             f"{KVConnectorBase.__qualname__}.",
             param="kv_transfer_config",
         )
-    layout = worker.capacity.layout
-    if [group.kind for group in layout.groups] != ["full"]:
+    _check_full_attention(settings, worker)
+    return kind(worker.vllm_config, settings.kv_role, worker.capacity.layout)  # type: ignore[call-arg]
+
+
+def _check_full_attention(settings: KVTransferConfig, worker: Worker) -> None:
+    """Raise `ConfigError` if a model's blocks need the connector to the tiers."""
+    if [group.kind for group in worker.capacity.layout.groups] != ["full"]:
         raise ConfigError(
-            f"kv_connector={name!r} can't be used: {worker.loaded.spec.architecture} has sliding "
-            f"windows or states, which {OFFLOADING_CONNECTOR} alone saves.",
+            f"kv_connector={settings.kv_connector!r} can't be used: "
+            f"{worker.loaded.spec.architecture} has sliding windows or states, which "
+            f"{OFFLOADING_CONNECTOR} alone saves.",
             param="kv_transfer_config",
         )
-    return kind(worker.vllm_config, settings.kv_role, layout)  # type: ignore[call-arg]

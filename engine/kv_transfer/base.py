@@ -52,6 +52,9 @@ class RequestView(Protocol):
     def token_ids(self) -> list[int]: ...
 
     @property
+    def num_prompt_tokens(self) -> int: ...
+
+    @property
     def num_computed_tokens(self) -> int: ...
 
     @property

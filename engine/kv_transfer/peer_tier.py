@@ -44,7 +44,7 @@ NUM_SENDERS = 8
 MAX_KEYS = 65536
 
 _KEY_BYTES = 32
-_COUNT = struct.Struct("<I")
+COUNT = struct.Struct("<I")
 #: A constant, as nothing is stored with it: the namespaces are the secrets.
 _SECRET = b"quire peer tier"
 
@@ -72,7 +72,7 @@ class PeerTier(StorageTier):
         self.failures = self._records.failures
         self._senders = ThreadPoolExecutor(NUM_SENDERS, "kv-send")
         self._is_closed = False
-        self._server = _listen(url) if serves else None
+        self._server = listen(url, "kv_offloading_backend") if serves else None
         if self._server is not None:
             host, port = self._server.getsockname()[:2]
             self.address = f"tcp://[{host}]:{port}" if ":" in host else f"tcp://{host}:{port}"
@@ -132,9 +132,9 @@ class PeerTier(StorageTier):
         """Blocks up to the first that a peer hasn't. Raises `OSError`, `UnusableBlock`."""
         url = urlsplit(source)
         with socket.create_connection((url.hostname or "", url.port or 0), LEASE_S) as peer:
-            peer.sendall(_COUNT.pack(len(keys)) + b"".join(keys))
+            peer.sendall(COUNT.pack(len(keys)) + b"".join(keys))
             for key in keys:
-                if not (record := _receive(peer, self._record_bytes)):
+                if not (record := receive(peer, self._record_bytes)):
                     return
                 yield self._open(key, record, namespace)
 
@@ -191,7 +191,7 @@ class PeerTier(StorageTier):
         keys: list[bytes] = []
         try:
             with peer:
-                keys = _receive_keys(peer)
+                keys = receive_keys(peer)
                 leased_at = -LEASE_S
                 for index, key in enumerate(keys):
                     if (now := time.monotonic()) > leased_at + LEASE_S / 2:
@@ -209,8 +209,10 @@ class PeerTier(StorageTier):
             self._records.release(keys)
 
 
-def _listen(url: str) -> socket.socket:
-    """A socket that listens at tcp://HOST:PORT. Raises `ConfigError`."""
+def listen(url: str, param: str) -> socket.socket:
+    """A socket that listens at tcp://HOST:PORT, as the setting `param` says. Raises
+    `ConfigError`.
+    """
     try:
         parts = urlsplit(url)
         host, port = parts.hostname or "", parts.port
@@ -219,10 +221,7 @@ def _listen(url: str) -> socket.socket:
         (family, *_, address), *_ = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
         return socket.create_server(address[:2], family=family)
     except (ValueError, OSError) as error:
-        raise ConfigError(
-            f"kv_offloading_backend={url!r} can't be used: {error}.",
-            param="kv_offloading_backend",
-        ) from error
+        raise ConfigError(f"{param}={url!r} can't be used: {error}.", param=param) from error
 
 
 def _is_wildcard(host: str) -> bool:
@@ -233,7 +232,7 @@ def _is_wildcard(host: str) -> bool:
         return False  # a name
 
 
-def _receive(peer: socket.socket, num_bytes: int) -> bytes:
+def receive(peer: socket.socket, num_bytes: int) -> bytes:
     """Read this many bytes, or fewer if the other side closes. Raises `OSError` after `LEASE_S`."""
     buffer = bytearray(num_bytes)
     view, position = memoryview(buffer), 0
@@ -248,10 +247,11 @@ def _receive(peer: socket.socket, num_bytes: int) -> bytes:
     return bytes(view[:position])
 
 
-def _receive_keys(peer: socket.socket) -> list[bytes]:
-    prefix = _receive(peer, _COUNT.size)
-    count = _COUNT.unpack(prefix)[0] if len(prefix) == _COUNT.size else 0
+def receive_keys(peer: socket.socket) -> list[bytes]:
+    """The keys that a peer asks for. Raises `OSError`."""
+    prefix = receive(peer, COUNT.size)
+    count = COUNT.unpack(prefix)[0] if len(prefix) == COUNT.size else 0
     if count > MAX_KEYS:
         raise OSError(f"{count} blocks are more than the {MAX_KEYS} that one request may ask for")
-    keys = _receive(peer, count * _KEY_BYTES)
+    keys = receive(peer, count * _KEY_BYTES)
     return [keys[start : start + _KEY_BYTES] for start in range(0, len(keys), _KEY_BYTES)]

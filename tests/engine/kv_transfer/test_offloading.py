@@ -390,7 +390,6 @@ def test_a_connector_of_another_package_saves_and_loads(model_folder: Folder) ->
     [
         ("LMCacheConnectorV1", "lmcache"),
         ("MooncakeConnector", "mooncake"),
-        ("NixlConnector", "vllm"),
     ],
 )
 def test_a_connector_of_vllms_runs_from_its_package_or_names_it(
