@@ -11,7 +11,7 @@ from django.utils import timezone
 
 from common.errors import Conflict, NotFound, StorageFull, TooManyPending
 from engine.contract.errors import InvalidRequest
-from storage import actions, ownership
+from storage import access, actions, ownership
 from storage.access import (
     access_batch,
     access_file,
@@ -190,11 +190,13 @@ def test_a_conversation_goes_back_to_its_beginning(acme: Caller) -> None:
     assert caught.value.code == "previous_response_not_found"
 
 
-def test_a_conversation_is_read_only_so_far(acme: Caller, monkeypatch: Any) -> None:
+@pytest.mark.parametrize("limit", ["MAX_TURNS", "MAX_CONVERSATION_CHARS"])
+def test_a_conversation_is_read_only_so_far(acme: Caller, monkeypatch: Any, limit: str) -> None:
     first = response_of(acme, 1)
     second = response_of(acme, 2, first.public_id)
     (row,), _ = access_response_chain(acme, first.public_id)
-    monkeypatch.setattr("storage.access.MAX_CONVERSATION_CHARS", row.chars - 1)
+    assert access.MAX_TURNS == 1000
+    monkeypatch.setattr(access, limit, 1 if limit == "MAX_TURNS" else row.chars - 1)
     assert len(access_response_chain(acme, first.public_id)[0]) == 1
     with pytest.raises(InvalidRequest) as caught:
         access_response_chain(acme, second.public_id)
@@ -258,7 +260,7 @@ def test_a_cancelled_response_stays_so(acme: Caller) -> None:
 def test_fault_23_strangers_find_nothing(world: World, acme: Caller) -> None:
     rival = caller_of(world.rival)
     batch, response = batch_of(acme), response_of(acme, 1)
-    for access in (
+    for read in (
         lambda: access_batch(rival, batch.public_id),
         lambda: access_file(rival, batch.input_file_id),
         lambda: access_response(rival, response.public_id),
@@ -268,7 +270,7 @@ def test_fault_23_strangers_find_nothing(world: World, acme: Caller) -> None:
         lambda: access_file(acme, "../../etc/passwd"),
     ):
         with pytest.raises(NotFound):
-            access()
+            read()
 
 
 def test_what_has_expired_goes_with_its_bytes(acme: Caller) -> None:

@@ -116,6 +116,17 @@ async def test_vectors_as_base64_and_as_bytes(
                     }
 
 
+async def test_a_header_describes_256_vectors_and_no_more(gateway: Gateway, serve: Serve) -> None:
+    cases = (("bytes", 256, 200), ("bytes", 257, 400), ("bytes_only", 257, 200))
+    async with serve("embed"):
+        for encoding, count, status in cases:
+            body = {"model": "embed", "input": ["x"] * count, "encoding_format": encoding}
+            reply = await gateway.client.post("/v1/embeddings", body)
+            assert reply.status == status
+            if status == 400:
+                assert reply.json()["error"]["param"] == "encoding_format"
+
+
 def test_an_answer_is_written_entry_by_entry(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each call of the encoder holds up everybody: none gets more than one vector."""
     written: list[Any] = []
