@@ -78,6 +78,7 @@ def test_litellm(product: Product) -> None:
     assert process["tokens"] > 0
 
 
+@pytest.mark.slow  # to import it takes 10 s; it asks by the openai SDK, as instructor does
 def test_langchain(product: Product) -> None:
     process = python(product, "langchain_client.py")
     assert "Paris" in process["whole"]

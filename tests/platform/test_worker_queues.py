@@ -364,7 +364,7 @@ def test_of_two_workers_one_schedules_and_the_other_takes_over_when_it_is_killed
             with live.process(command, of.environment) as second:
                 wait_until(lambda: str(second.pid) in [runner for _, runner in lines()])
                 count = len(lines())
-                wait_until(lambda: len(lines()) >= count + 5)
+                wait_until(lambda: len(lines()) >= count + 3)
                 assert {sender.partition("@")[0] for sender, _ in lines()} == {f"gen{first.pid}"}
                 first.kill()
                 wait_until(lambda: f"gen{second.pid}" in lines()[-1][0])
