@@ -340,7 +340,8 @@ class StateManager(SingleTypeManager):
         for sequence in (record, record.previous):
             if sequence is None:
                 continue
-            for position, key in sequence.cached:
+            # The longest, which save the most, are evicted last.
+            for position, key in reversed(sequence.cached):
                 block = self.pool.get_cached_block(key)
                 is_replaced = sequence is not record or position < first_needed
                 if block is not None and is_replaced and position != sequence.branch:

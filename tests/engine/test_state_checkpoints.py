@@ -250,8 +250,11 @@ def test_in_large_blocks_states_are_kept_at_their_ends_alone(num_prompt_tokens: 
     finish(kv, sequence)
 
 
+@pytest.mark.parametrize("num_step_tokens", [512, 4096])
 @pytest.mark.parametrize("shift", range(0, 601, 20))
-def test_of_a_shared_prefix_four_fifths_are_reused_and_then_all(shift: int) -> None:
+def test_of_a_shared_prefix_four_fifths_are_reused_and_then_all(
+    shift: int, num_step_tokens: int
+) -> None:
     """1,600 tokens that three prompts begin with, in a pool that is full of other states."""
     kv, _ = make(20)
     for seq_id in range(20):
@@ -260,7 +263,14 @@ def test_of_a_shared_prefix_four_fifths_are_reused_and_then_all(shift: int) -> N
     for turn, min_share in enumerate((0, 0.8, 0.95)):
         suffix = range(10**6 * (turn + 1), 10**6 * (turn + 1) + shift)
         sequence = Tokens(100 + turn, [*range(500_000, 501_600), *suffix])
-        assert start(kv, sequence) >= min_share * 1600
+        num_tokens = len(sequence.token_ids)
+        prefix, quota = kv.get_computed_blocks(sequence), kv.quotas.get("")
+        assert prefix.num_tokens >= min_share * 1600
+        for first in range(prefix.num_tokens, num_tokens, num_step_tokens):
+            kv.start_step()
+            num_new = min(num_step_tokens, num_tokens - first)
+            adopted = prefix if first == prefix.num_tokens else None
+            assert kv.allocate_slots(sequence, quota, first, num_new, adopted) is not None
         kv.start_step()
         finish(kv, sequence)
 
