@@ -7,6 +7,7 @@ import weakref
 from typing import ClassVar
 
 import torch
+from torch import Tensor
 
 import kernels
 from engine.contract.engine_config import EngineConfig
@@ -35,7 +36,7 @@ _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 _CACHED_BYTES, _HEAP_TENSOR_BYTES = 128 << 20, 32 << 20
 """Freed memory that the process keeps, and the largest tensors in it: glibc's own limit."""
 MAPPED_AHEAD_BYTES = 512 << 20
-"""KV cache whose pages a serving replica has mapped before they are needed, when cores are idle."""
+"""KV cache, and states, whose pages are mapped before they are needed, when cores are idle."""
 
 
 class CpuDevice(Device):
@@ -54,6 +55,7 @@ class CpuDevice(Device):
     def __init__(self, config: EngineConfig) -> None:
         super().__init__(config)
         self._pages: PagePrefaulter | None = None
+        self._state_pages: PagePrefaulter | None = None
 
     @classmethod
     def unavailable_reason(cls) -> str:
@@ -83,22 +85,37 @@ class CpuDevice(Device):
         return kv_cache_space(self.config) // state_bytes
 
     def on_cache_allocated(self, loaded: LoadedModel) -> None:
-        """Map pages of the KV cache before they are needed."""
+        """Map pages of the KV cache and of states before they are needed."""
         model = loaded.model
         if isinstance(model, NativeDecoder):
             caches = {id(tensor): tensor for cache in model.kv_caches for tensor in cache[:4]}
-            tensors = [tensor for tensor in caches.values() if tensor is not None]
-            self._pages = PagePrefaulter(self.kernels, tensors, MAPPED_AHEAD_BYTES)
-            weakref.finalize(self, self._pages.close, wait_s=0.0)
+            self._pages = self._map_ahead(
+                [tensor for tensor in caches.values() if tensor is not None]
+            )
+            if model.states is not None:
+                self._state_pages = self._map_ahead(
+                    [part for layer in model.states.layers.values() for part in layer.parts]
+                )
+
+    def _map_ahead(self, caches: list[Tensor]) -> PagePrefaulter:
+        pages = PagePrefaulter(self.kernels, caches, MAPPED_AHEAD_BYTES)
+        weakref.finalize(self, pages.close, wait_s=0.0)
+        return pages
 
     def on_cache_released(self) -> None:
-        if self._pages is not None:
-            self._pages.close()
-            self._pages = None
+        for pages in (self._pages, self._state_pages):
+            if pages is not None:
+                pages.close()
+        self._pages = self._state_pages = None
 
     def note_step(self, plan: StepPlan) -> None:
         if self._pages is not None:
-            self._pages.record_blocks(plan)
+            tables = [new.block_ids for new in plan.new]
+            tables += [table for _, table in plan.new_blocks]
+            self._pages.record_blocks(block for groups in tables for ids in groups for block in ids)
+        if self._state_pages is not None:
+            # Sequences' own blocks are among these: a prompt keeps at least one checkpoint.
+            self._state_pages.record_blocks(block for *_, block in plan.checkpoints)
 
     def use_threads(self, loaded: LoadedModel) -> None:
         """The native decoder's work is the kernels': torch keeps one thread there."""

@@ -13,15 +13,15 @@ from torch import Tensor
 from engine.contract.engine_config import EngineConfig
 from engine.contract.errors import ConfigError
 from engine.devices.threads import JoinedThread
-from engine.scheduler.plan import StepPlan
 from engine.system.host import PREDECESSOR_VARIABLE, available_memory
 from kernels import KernelSet
 
-# Maps the pages of a KV cache before its blocks are written.
+# Maps the pages of a pool's blocks, keys and values or states, before they are written.
 #
 # The system allocates and clears a cache's pages on their first write: 0.5 to 4 ms for a huge page,
-# in the middle of a step for which streams wait. A thread does it earlier, while no step is
-# running: during one it would slow that step down as much.
+# in the middle of a step for which streams wait. A checkpoint of all layers' states takes ten of
+# them. A thread does it earlier, while no step is running: during one it would slow that step down
+# as much.
 
 
 log = logging.getLogger(__name__)
@@ -56,12 +56,10 @@ class PagePrefaulter:
         self._want(self._ahead)
         self._thread.start()
 
-    def record_blocks(self, plan: StepPlan) -> None:
-        """Called before a step for which blocks were allocated."""
+    def record_blocks(self, block_ids: Iterable[int]) -> None:
+        """Called before a step with the blocks that were allocated for it."""
         self._noted_at = time.monotonic()
-        tables = [new.block_ids for new in plan.new]
-        tables += [table for _, table in plan.new_blocks]
-        highest = max((block for groups in tables for ids in groups for block in ids), default=-1)
+        highest = max(block_ids, default=-1)
         if highest + self._ahead >= self._requested:
             self._want(highest + 1 + self._ahead)
 

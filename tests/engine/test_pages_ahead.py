@@ -19,6 +19,8 @@ from engine.core.warmup import warm_up
 from engine.devices.host_memory import PagePrefaulter
 from engine.scheduler.plan import NewSequence, StepPlan
 from kernels.reference import ReferenceKernels
+from tests.survey.recipes import RECIPES
+from tests.survey.tiny import make_checkpoint
 
 BLOCK_BYTES = 1 << 20
 
@@ -56,11 +58,6 @@ def pages(ops: Mapped) -> Iterator[PagePrefaulter]:
     pages.close()
 
 
-def plan(*new_blocks: int) -> StepPlan:
-    """A step in which a running sequence gets blocks."""
-    return StepPlan(1, new_blocks=[(0, [list(new_blocks)])])
-
-
 def reached(ops: Mapped, count: int) -> bool:
     """Whether so many blocks become mapped, and no more."""
     deadline = time.monotonic() + 60
@@ -74,11 +71,11 @@ def test_some_are_mapped_at_once_and_more_as_blocks_are_handed_out(
     ops: Mapped, pages: PagePrefaulter
 ) -> None:
     assert reached(ops, 10)
-    pages.record_blocks(plan(3, 1))
+    pages.record_blocks([3, 1])
     assert reached(ops, 14)
-    pages.record_blocks(plan(2))
+    pages.record_blocks([2])
     assert reached(ops, 14)
-    pages.record_blocks(plan(35))
+    pages.record_blocks([35])
     assert reached(ops, 40)
 
 
@@ -109,27 +106,20 @@ def test_fault_48_the_thread_gets_time_to_end_on_a_busy_machine(
     assert nice <= max(priority, 5)
 
 
-def test_a_new_sequence_counts(ops: Mapped, pages: PagePrefaulter) -> None:
-    new = NewSequence(0, [1, 2], 2, 0, [[5], [7]], SamplingParams(), seed=0)
-    one = StepPlan(1, new=[new])
-    pages.record_blocks(one)
-    assert reached(ops, 18)
-
-
 def test_nothing_is_mapped_between_steps(
     ops: Mapped, pages: PagePrefaulter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert reached(ops, 10)
     monkeypatch.setattr("engine.devices.host_memory._PAUSE_S", 60.0)
     monkeypatch.setattr("time.sleep", lambda seconds, sleep=time.sleep: sleep(0.01))
-    pages.record_blocks(plan(3))
+    pages.record_blocks([3])
     assert reached(ops, 10)
     pages._noted_at -= 61
     assert reached(ops, 14)
 
 
 def test_the_thread_ends_with_its_work(ops: Mapped, pages: PagePrefaulter) -> None:
-    pages.record_blocks(plan(39))
+    pages.record_blocks([39])
     pages._thread.join(60)
     assert not pages._thread.is_alive()
     assert ops.blocks == list(range(40))
@@ -144,3 +134,21 @@ def test_a_replica_maps_ahead(model_folder: Callable[[str], Path]) -> None:
     pages.close()
     pages._thread.join()
     assert [thread.name for thread in threading.enumerate()] == names
+
+
+def test_pages_of_states_are_mapped_ahead_of_checkpoints(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A new sequence's blocks of keys and values count, too."""
+    make_checkpoint(RECIPES["granite4"], tmp_path)
+    monkeypatch.setattr("engine.devices.cpu.MAPPED_AHEAD_BYTES", 0)
+    core = EngineCore(EngineConfig(model=str(tmp_path), dtype="float32", num_threads=1))
+    warm_up(core)
+    device, states = core.executor.worker.device, core.executor.worker.loaded.model.states
+    parts = [part for layer in states.layers.values() for part in layer.parts]
+    assert [*map(id, device._state_pages._caches)] == [*map(id, parts)]
+    device._pages._requested = device._state_pages._requested = 0
+    new = NewSequence(0, [1, 2], 2, 0, [[5], [7]], SamplingParams(), seed=0)
+    device.note_step(StepPlan(1, new=[new], checkpoints=[(0, 16, 3)]))
+    assert (device._pages._requested, device._state_pages._requested) == (8, 4)
+    core.shutdown()

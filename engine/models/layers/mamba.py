@@ -62,10 +62,10 @@ class StateTable:
         self._device = device
         self.layers: dict[int, LayerStateCache] = {
             layer: LayerStateCache(
-                torch.zeros(conv, device=device),
-                torch.zeros((*vectors, state.key_size), dtype=dtype, device=device),
+                ops.new_kv_cache(conv, torch.float32),
+                ops.new_kv_cache((*vectors, state.key_size), dtype),
                 no_rows,
-                torch.zeros(vectors, device=device) if dtype == torch.int8 else None,
+                ops.new_kv_cache(vectors, torch.float32) if dtype == torch.int8 else None,
             )
             for layer, carried in enumerate(state.layers)
             if carried
