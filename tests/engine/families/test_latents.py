@@ -78,6 +78,19 @@ def test_rounded_latents_have_a_scale_a_token_and_layer(case: Cases) -> None:
     assert sum(retained_nbytes.values()) == 160 * 16 * 3 * (24 + 4)
 
 
+@pytest.mark.parametrize(("dtype", "value_bytes"), [("int8", 28 + 16), ("fp8", 24 + 16)])
+def test_chosen_latents_are_rounded_and_reused(dtype: str, value_bytes: int, case: Cases) -> None:
+    """Three layers of latents and of keys of the index."""
+    mixed = case("deepseek_v32").prompts
+    llm = make(case("deepseek_v32").folder, kv_cache_dtype=dtype)
+    assert llm.core.capacity.kv_bytes_per_token == 3 * value_bytes
+    cold = tokens(llm, mixed)
+    hits = llm.core.snapshot().prefix_cache_hits_total
+    assert tokens(llm, mixed) == cold
+    assert llm.core.snapshot().prefix_cache_hits_total > hits
+    assert tokens(make(case("deepseek_v32").folder, kv_cache_dtype=dtype), mixed[-1:]) == cold[-1:]
+
+
 def test_deepseek_v2_lite_as_published_keeps_less_than_a_tenth_of_the_bridge() -> None:
     spec = decoder_spec(
         {
@@ -200,6 +213,7 @@ def test_a_checkpoint_in_fp8_is_what_its_plain_weights_say(tmp_path: Path) -> No
         ("deepseek_v2-lite", ["q_proj", "kv_a_proj_with_mqa", "o_proj"]),
         ("deepseek_v2", ["kv_b_proj"]),
         ("deepseek_v3", ["q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj", "o_proj"]),
+        ("deepseek_v32", ["q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj", "o_proj"]),
         ("kimi_linear", ["q_proj", "k_proj", "v_proj", "b_proj", "g_a_proj", "g_b_proj", "o_proj"]),
     ],
 )
