@@ -94,6 +94,10 @@ def estimate_memory(
     full = None
     if per_token is not None and context:
         full = pool / max(1, sequence_bytes(checkpoint, config, context))
+    # Of a prompt each rank gathers a layer's keys and values.
+    gathered = 0
+    if config.deals_tokens and shape is not None and per_token is not None:
+        gathered = context * per_token // shape.layers
     return MemoryEstimate(
         weights=weights,
         kv_per_token=per_token,
@@ -111,7 +115,7 @@ def estimate_memory(
                 weights + max(kv, _configured_kv_bytes(config, per_token)),
             )
         )
-        + config.ranks_per_node * PROCESS_BYTES,
+        + config.ranks_per_node * (PROCESS_BYTES + gathered),
         available=free,
         host=socket.gethostname(),
     )
