@@ -6,12 +6,14 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
 from engine.contract.engine_config import EngineConfig
 from engine.contract.errors import ConfigError
 from engine.core.engine_core import EngineCore
+from engine.executor.kv_transfer import make_kv_transfer
 from tests.engine.families.conftest import checkpoint
 from tests.engine.kv_transfer.test_offloading import forget_kv_cache, make, prompt, run
 
@@ -112,3 +114,24 @@ def test_what_ranks_cannot_save_is_refused_by_name(
     options = {"tensor_parallel_size": 2, "kv_offloading_size": 0.01} | changes
     with pytest.raises(ConfigError, match=f"kv_offloading_size can't be used: {reason}"):
         EngineCore(EngineConfig(model=str(checkpoint(family)), **options))
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        (
+            {"distributed_executor_backend": "external_launcher"},
+            "ranks of a launcher would find other blocks in their tiers",
+        ),
+        (
+            {"ec_transfer_config": {"ec_role": "ec_both"}},
+            "outputs of encoders can't be saved by several ranks",
+        ),
+    ],
+)
+def test_tiers_of_launchers_and_of_encoders_outputs_are_refused(
+    options: dict[str, Any], reason: str
+) -> None:
+    config = EngineConfig(model="m", tensor_parallel_size=2, kv_offloading_size=0.01, **options)
+    with pytest.raises(ConfigError, match=reason):
+        make_kv_transfer(config, Mock(stage=None))
