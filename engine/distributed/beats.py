@@ -12,6 +12,8 @@ from engine.distributed.channel import ChannelClosed
 BEAT_INTERVAL_S = 0.1
 #: Polls without a heartbeat after which a rank counts as frozen: it is noticed within 2 s.
 MAX_MISSED_POLLS = 15
+#: The same while it loads: a library that is being opened keeps Python from giving any.
+MAX_MISSED_POLLS_LOADING = 100
 #: A beat is one byte, 0 or that of a failed attempt.
 _NUM_ATTEMPTS = 255
 
@@ -25,14 +27,14 @@ class MissedBeats:
     def __init__(self) -> None:
         self._latest = self._missed = 0
 
-    def is_late(self, num_beats: int) -> bool:
-        """Poll. Returns whether too many had no new heartbeat; before the first one none has.
+    def is_late(self, num_beats: int, max_missed: int = MAX_MISSED_POLLS) -> bool:
+        """Poll. Returns whether `max_missed` had no new heartbeat; before the first one none has.
 
         `num_beats`: the rank's so far.
         """
         self._missed = 0 if num_beats != self._latest or not num_beats else self._missed + 1
         self._latest = num_beats
-        return self._missed >= MAX_MISSED_POLLS
+        return self._missed >= max_missed
 
 
 class BeatLink:

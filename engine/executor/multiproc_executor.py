@@ -192,6 +192,7 @@ class MultiprocExecutor(UniProcExecutor):
                 )
             # No timeout, however slow a disk is: ranks are watched.
             self._ranks.collect("load", None)
+            self._ranks.watch.loads = False
         except BaseException:
             self._ranks.close()
             raise

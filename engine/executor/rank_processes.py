@@ -18,7 +18,13 @@ from typing import Any, Protocol
 import msgspec
 
 from engine.contract.errors import EngineFault
-from engine.distributed.beats import BEAT_INTERVAL_S, MAX_MISSED_POLLS, BeatLink, MissedBeats
+from engine.distributed.beats import (
+    BEAT_INTERVAL_S,
+    MAX_MISSED_POLLS,
+    MAX_MISSED_POLLS_LOADING,
+    BeatLink,
+    MissedBeats,
+)
 from engine.distributed.channel import Channel, ChannelClosed, RankReply, encode_message
 from engine.distributed.memory import RankMemory
 from engine.distributed.parallel_state import ParallelState
@@ -110,6 +116,7 @@ class RankWatch:
     Attributes:
         failure: what happened, as a sentence; "": nothing.
         groups: rank groups whose collectives fail then.
+        loads: whether ranks are loading the model, and may give no sign of life for longer.
     """
 
     def __init__(
@@ -122,6 +129,7 @@ class RankWatch:
         """`links`: to each rank; empty if the shared memory carries their heartbeats."""
         self.failure = ""
         self.groups: Sequence[RankGroup] = ()
+        self.loads = True
         self._memory, self._handles = memory, handles
         self._channels, self._links = channels, links
         self._finished = threading.Event()
@@ -168,8 +176,9 @@ class RankWatch:
         if reason := self._handles[index].poll():
             return f"Rank {rank} {reason}."
         beats = self._links[index].num_beats if self._links else self._memory.num_beats(rank)
-        if self._missed[index].is_late(beats):
-            seconds = MAX_MISSED_POLLS * BEAT_INTERVAL_S
+        max_missed = MAX_MISSED_POLLS_LOADING if self.loads else MAX_MISSED_POLLS
+        if self._missed[index].is_late(beats, max_missed):
+            seconds = max_missed * BEAT_INTERVAL_S
             return f"Rank {rank} has given no sign of life for {seconds} s."
         return ""
 

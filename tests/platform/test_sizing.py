@@ -128,14 +128,14 @@ def test_ranks_share_weights_and_each_is_a_process() -> None:
 
 def test_ranks_that_have_some_tokens_each_gather_a_layer_of_a_prompt() -> None:
     ranks = {"tensor_parallel_size": 2, "max_model_len": 512}
-    plain = estimate_memory(read_checkpoint(DEMO), ranks, sequences=0)
+    default = estimate_memory(read_checkpoint(DEMO), ranks, sequences=0)
     dealt = estimate_memory(
         read_checkpoint(DEMO), {**ranks, "decode_context_parallel_size": 2}, sequences=0
     )
     shape = read_checkpoint(DEMO).shape
     assert shape is not None
-    assert plain.kv_per_token is not None
-    assert dealt.total - plain.total == 2 * 512 * plain.kv_per_token // shape.layers
+    assert default.kv_per_token is not None
+    assert dealt.total - default.total == 2 * 512 * default.kv_per_token // shape.layers
 
 
 def test_replicas_that_share_experts_load_a_part_of_them() -> None:
