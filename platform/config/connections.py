@@ -75,10 +75,10 @@ def database(url: str, data_dir: Path) -> dict[str, Any]:
     # The same backend with counters of connections, statements and errors for `/metrics`.
     settings["ENGINE"] = settings["ENGINE"].replace("django.", "django_prometheus.", 1)
     options = dict(settings.get("OPTIONS") or {})
+    pool_size = options.pop("pool_size", 20)
     if settings["ENGINE"].endswith("sqlite3"):
         options = SQLITE_OPTIONS | options
     elif settings["ENGINE"].endswith("postgresql"):
-        pool_size = options.pop("pool_size", 20)
         options.setdefault("pool", {"min_size": 1, "max_size": pool_size, "timeout": 10})
         # Checked so that no request gets a connection that broke when the server restarted.
         settings["CONN_HEALTH_CHECKS"] = True
