@@ -1,17 +1,20 @@
-"""`LLMBase`: the base of `LLM`'s mixins."""
+"""What the methods of `LLM` have in common."""
 
 from __future__ import annotations
 
 import itertools
+import logging
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar, cast
+from typing import Any, Protocol, TypeVar, cast
 
 from tqdm import tqdm
 
 from engine.contract.engine_config import EngineConfig
-from engine.contract.errors import InvalidRequest
+from engine.contract.errors import InvalidRequest, QuireError
 from engine.core.engine_core import EngineCore
 from engine.offline.llm_engine import LLMEngine, TorchThreads
+
+log = logging.getLogger(__name__)
 
 #: Whether to show a progress bar, or a function that creates one, with tqdm's arguments.
 UseTqdm = bool | Callable[..., Any]
@@ -37,6 +40,25 @@ def progress(use_tqdm: UseTqdm, total: int) -> Any:
     """Return a progress bar for `total` requests, which is a context manager."""
     make = use_tqdm if callable(use_tqdm) else tqdm
     return make(total=total, desc="Processed prompts", disable=not use_tqdm)
+
+
+class Result(Protocol):
+    """The result of a request. `error` is None if it succeeded."""
+
+    @property
+    def error(self) -> QuireError | None: ...
+
+
+def check_failures(results: Sequence[Result]) -> None:
+    """Raise the first error if all requests failed, so that no result is lost. Otherwise log
+    failures as a warning.
+    """
+    errors = [result.error for result in results if result.error is not None]
+    if not errors:
+        return
+    if len(errors) == len(results):
+        raise errors[0]
+    log.warning("%d of %d requests failed, the first: %s", len(errors), len(results), errors[0])
 
 
 class LLMBase:

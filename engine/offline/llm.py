@@ -12,11 +12,10 @@ from engine.contract.lora import spread_lora_requests, to_adapter_refs
 from engine.contract.replica_state import LayerReport
 from engine.contract.sampling_params import SamplingParams
 from engine.multimodal.inputs import split_sampling
-from engine.offline.base import UseTqdm, per_prompt, progress
+from engine.offline.base import UseTqdm, check_failures, per_prompt, progress
 from engine.offline.beam_search import BeamSearchOutput, BeamSearchParams, beams_of
 from engine.offline.chat_media import extract_media
 from engine.offline.engine_args import EngineArgs, offline_config
-from engine.offline.failures import check_failures
 from engine.offline.inputs import Prompt, TokenPrompt, as_list, tokenize_prompt
 from engine.offline.llm_engine import LLMEngine
 from engine.offline.metrics import Metric

@@ -20,8 +20,7 @@ from engine.contract.pooling_params import (
     similarity,
 )
 from engine.contract.validation import check_task
-from engine.offline.base import LLMBase, UseTqdm, per_prompt, progress
-from engine.offline.failures import check_failures
+from engine.offline.base import LLMBase, UseTqdm, check_failures, per_prompt, progress
 from engine.offline.inputs import Prompt, TokenPrompt, as_list, tokenize_prompt
 from engine.offline.outputs import (
     ClassificationOutput,

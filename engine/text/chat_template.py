@@ -178,7 +178,10 @@ def render_chat(
         ContextLengthExceeded: far more than `max_tokens`.
     """
     chat = _chat(tokenizer, messages, **options)
-    control = _control_tokens(tokenizer)
+    control: ControlTokens | None = tokenizer.__dict__.get("_compiled_control_tokens")
+    if control is None:
+        control = ControlTokens(tokenizer.special_tokens, tokenizer.control_tokens)
+        tokenizer.__dict__["_compiled_control_tokens"] = control
     # Templates that read parts don't use the mark: masked text must not become an image.
     inputs = [chat.messages, chat.inputs, chat.image_mark]
     if not control.may_begin_in(inputs):
@@ -259,15 +262,6 @@ def _template_source(tokenizer: Tokenizer, chosen: str | None, with_tools: bool)
         "complete a prompt instead.",
         param="messages",
     )
-
-
-def _control_tokens(tokenizer: Tokenizer) -> ControlTokens:
-    """Return the tokenizer's control tokens, compiled and cached."""
-    compiled: ControlTokens | None = tokenizer.__dict__.get("_compiled_control_tokens")
-    if compiled is None:
-        compiled = ControlTokens(tokenizer.special_tokens, tokenizer.control_tokens)
-        tokenizer.__dict__["_compiled_control_tokens"] = compiled
-    return compiled
 
 
 def _encode_guarded(

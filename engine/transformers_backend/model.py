@@ -320,7 +320,11 @@ class TransformersModel:
         for sequences in ([decoding] if decoding else []) + passes:
             caches = [self._state(owners[s], first[s]) for s in sequences]
             begin = [starts[s] for s in sequences]
-            for stride_start, count in self._strides(first[sequences[0]], counts[sequences[0]]):
+            # Unless the model can continue from a state, tokens after the first are read singly.
+            num_tokens = counts[sequences[0]]
+            at_once = first[sequences[0]] == 0 or self.continues
+            strides = [(0, num_tokens)] if at_once else [(i, 1) for i in range(num_tokens)]
+            for stride_start, count in strides:
                 steps = [start + stride_start for start in begin]
                 rows = token_rows(steps, [count] * len(steps))
                 logits = self._step(
@@ -333,12 +337,6 @@ class TransformersModel:
             for s, cache in zip(sequences, caches, strict=True):
                 self._states[owners[s]] = cache
         return out
-
-    def _strides(self, first: int, count: int) -> list[tuple[int, int]]:
-        """Return (offset, tokens) of the passes over `count` tokens from position `first` on."""
-        if first == 0 or self.continues:
-            return [(0, count)]
-        return [(offset, 1) for offset in range(count)]
 
     def _state(self, owner: int, position: int) -> StateCache:
         """Return the state of the sequence in row `owner`, which has computed `position` tokens."""

@@ -55,7 +55,8 @@ def glm4_moe_lite(config: Config) -> dict[str, Any]:
 
 def deepseek_v32(config: Config) -> dict[str, Any]:
     """DeepSeek V3.2: V3 with sparse attention to `index_topk` tokens that an indexer selects."""
-    fields = glm4_moe_lite({"mlp_layer_types": _mlp_types(config), **config})
+    types = ["sparse" if has_experts else "dense" for has_experts in _expert_layers(config)]
+    fields = glm4_moe_lite({"mlp_layer_types": types, **config})
     index = SparseIndexSpec(
         num_heads=_size(config, "index_n_heads"),
         head_dim=_size(config, "index_head_dim"),
@@ -68,12 +69,6 @@ def deepseek_v32(config: Config) -> dict[str, Any]:
             param="index_head_dim",
         )
     return {**fields, "latents": latents, "head_dim": latents.width}
-
-
-def _mlp_types(config: Config) -> list[str]:
-    """Return `mlp_layer_types` with experts on all layers but the first `first_k_dense_replace`."""
-    layers, first = int(config["num_hidden_layers"]), int(config["first_k_dense_replace"])
-    return ["dense" if layer < first else "sparse" for layer in range(layers)]
 
 
 def minicpm3(config: Config) -> dict[str, Any]:

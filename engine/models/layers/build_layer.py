@@ -42,10 +42,8 @@ from engine.models.layers.norm import (
 )
 from engine.models.layers.weights import (
     AltUpWeights,
-    CrossWeights,
     LatentWeights,
     LayerWeights,
-    SharedBlockWeights,
     StateWeights,
     TokenMixerWeights,
 )
@@ -162,10 +160,16 @@ def build_layer(
         block = scaled(block, spec.mlp_output_scale)
     if layer.altup is not None and layer.mlp is not None and isinstance(mixer, SelfAttention):
         return _make_altup_layer(spec, ops, layer, layer.altup, layer.mlp, mixer, index)
-    if layer.shared is not None and isinstance(attention, StateWeights):
+    if (shared := layer.shared) is not None and isinstance(attention, StateWeights):
         return SharedBlockLayer(
-            _make_shared_block(spec, ops, layer.shared),
-            norm(layer.shared.mixer_norm),
+            SharedBlock(
+                make_norm(ops, shared.attention_norm, 2 * spec.hidden_size, spec.norm_eps),
+                _make_attention(spec, ops, shared.attention),
+                norm(shared.mlp_norm),
+                mlp_of(ops, shared.mlp),
+                shared.output,
+            ),
+            norm(shared.mixer_norm),
             state_mixer(attention),
             after,
         )
@@ -186,8 +190,15 @@ def build_layer(
     if layer.wiring == "parallel":
         return ParallelLayer(mixer, mlp_norm, mlp, after)
     if layer.cross is not None and isinstance(mixer, SelfAttention):
-        cross_norm, cross = norm(layer.cross.norm), _make_cross(spec, ops, layer.cross)
-        post = layer.wiring == "post"
+        cross = CrossAttention(
+            ops=ops,
+            queries=layer.cross.queries,
+            output=layer.cross.output,
+            head_dim=spec.head_dim,
+            scale=spec.attention_scale or spec.head_dim**-0.5,
+            round_inputs=spec.round_attention,
+        )
+        cross_norm, post = norm(layer.cross.norm), layer.wiring == "post"
         return CrossLayer(mixer, cross_norm, cross, mlp_norm or NoNorm(), mlp, after, post)
     if spec.normed_residual:
         full, state, mlp_factor = spec.normed_residual
@@ -222,19 +233,6 @@ def _make_altup_layer(
         mlp=chain(mlp.up, *cut, act, mlp.down, norm(layer.mlp_out_norm)),
         gated_activation=act,
         projection=chain(weights.projection, norm(weights.projection_norm)),
-    )
-
-
-def _make_shared_block(
-    spec: DecoderSpec, ops: KernelSet, weights: SharedBlockWeights
-) -> SharedBlock:
-    hidden, eps = spec.hidden_size, spec.norm_eps
-    return SharedBlock(
-        make_norm(ops, weights.attention_norm, 2 * hidden, eps),
-        _make_attention(spec, ops, weights.attention),
-        make_norm(ops, weights.mlp_norm, hidden, eps),
-        mlp_of(ops, weights.mlp),
-        weights.output,
     )
 
 
@@ -279,17 +277,6 @@ def _make_index(ops: KernelSet, weights: LatentWeights) -> SparseIndex | None:
         latents=latents,
         weights=weights.index,
         cos_sin=weights.cos_sin,
-    )
-
-
-def _make_cross(spec: DecoderSpec, ops: KernelSet, weights: CrossWeights) -> CrossAttention:
-    return CrossAttention(
-        ops=ops,
-        queries=weights.queries,
-        output=weights.output,
-        head_dim=spec.head_dim,
-        scale=spec.attention_scale or spec.head_dim**-0.5,
-        round_inputs=spec.round_attention,
     )
 
 
