@@ -69,13 +69,13 @@ class MappedFile:
         flags = mmap.MAP_PRIVATE | getattr(mmap, "MAP_NORESERVE", 0)
         try:
             with path.open("rb") as file:
-                self._map = mmap.mmap(
+                self.buffer = mmap.mmap(
                     file.fileno(), 0, flags=flags, prot=mmap.PROT_READ | mmap.PROT_WRITE
                 )
         except (OSError, ValueError) as error:
             raise ModelLoadError(f"{path} can't be read: {error}.") from error
         self.path = path
-        self.size = len(self._map)
+        self.size = len(self.buffer)
 
     def tensor(self, offset: int, dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:
         """Return a tensor. Raises `ModelLoadError` unless it lies within the file."""
@@ -88,19 +88,14 @@ class MappedFile:
             )
         if count == 0:
             return torch.empty(shape, dtype=dtype)
-        flat = torch.frombuffer(self._map, dtype=torch.uint8, count=size, offset=offset)
+        flat = torch.frombuffer(self.buffer, dtype=torch.uint8, count=size, offset=offset)
         if flat.data_ptr() % dtype.itemsize:
             flat = flat.clone()
         return flat.view(dtype).view(shape)
 
-    @property
-    def buffer(self) -> mmap.mmap:
-        """The whole file; slices are copies."""
-        return self._map
-
     def release(self) -> None:
         """Return the memory of pages that have been read to the system."""
-        self._map.madvise(mmap.MADV_DONTNEED)
+        self.buffer.madvise(mmap.MADV_DONTNEED)
 
 
 class ReadProgress:

@@ -41,11 +41,6 @@ class Block:
         self.prev_free: Block | None = None
         self.next_free: Block | None = None
 
-    @property
-    def is_free(self) -> bool:
-        """Whether the block is in the free list (a free block may still be cached)."""
-        return self.next_free is not None
-
     def __repr__(self) -> str:
         cached = self.block_hash.hex()[:8] if self.block_hash else "-"
         return f"Block({self.block_id}, refs={self.ref_count}, hash={cached})"

@@ -9,7 +9,6 @@ from __future__ import annotations
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -82,17 +81,12 @@ class AdapterStore:
 
     def __init__(self, limits: StoreLimits) -> None:
         self._limits = limits
-        self._device: dict[str, AdapterWeights] = {}
+        self.device: dict[str, AdapterWeights] = {}
         self._host: OrderedDict[str, PackedAdapter] = OrderedDict()
         self._ranks: dict[str, int] = {}
         self._lock = threading.Lock()
         self._templates = PackingTemplates()
         self._modules: tuple[object, ClassifierHeadFactory | None, TargetModules] | None = None
-
-    @property
-    def device(self) -> Mapping[str, AdapterWeights]:
-        """See the class."""
-        return self._device
 
     def load(
         self, ref: AdapterRef, model: AdaptableModel, heads: ClassifierHeadFactory | None = None
@@ -128,12 +122,12 @@ class AdapterStore:
         digest = packed.weights.digest
         with self._lock:
             self._ranks[digest] = packed.rank
-            self._device[digest] = packed.weights
+            self.device[digest] = packed.weights
 
     def unload(self, digest: str) -> None:
         """Free an adapter's device memory; host memory keeps a copy within its limits."""
         with self._lock:
-            weights = self._device.pop(digest, None)
+            weights = self.device.pop(digest, None)
             if weights is not None:
                 self._host[digest] = PackedAdapter(weights, self._ranks.pop(digest))
                 self._trim()

@@ -97,6 +97,7 @@ class LLMEngine:
     Attributes:
         config: the settings.
         core: schedules and runs requests.
+        tokenizer: None with skip_tokenizer_init.
 
     Raises:
         ConfigError: a setting is out of range. ModelLoadError: the model can't be loaded.
@@ -111,7 +112,7 @@ class LLMEngine:
         tokenizer = self.core.tokenizer
         if tokenizer is not None and config.chat_template:
             tokenizer = tokenizer.with_chat_template(read_template(config.chat_template))
-        self._tokenizer = None if tokenizer is None else OfflineTokenizer.of(tokenizer)
+        self.tokenizer = None if tokenizer is None else OfflineTokenizer.of(tokenizer)
         self._adapter_tokenizers = AdapterTokenizers()
         self.collectors: dict[str, RequestOutputCollector] = {}
         #: Results of steps outside of `run_step`, which the next `run_step` returns.
@@ -273,7 +274,7 @@ class LLMEngine:
     def _on_finished(self, params: SamplingParams, tokenizer: Tokenizer | None) -> SamplingParams:
         """Return parameters with the EOS of an adapter's tokenizer as a stop token."""
         eos_id = None if tokenizer is None or params.ignore_eos else tokenizer.eos_token_id
-        if tokenizer is self._tokenizer or eos_id in (None, *self.core.facts.eos_token_ids):
+        if tokenizer is self.tokenizer or eos_id in (None, *self.core.facts.eos_token_ids):
             return params
         stops = [*(params.stop_token_ids or ()), eos_id]
         return msgspec.structs.replace(params, stop_token_ids=stops)
@@ -361,21 +362,16 @@ class LLMEngine:
                     self.collectors.pop(delta.request_id, None)
         return list(touched.values()), pooled
 
-    @property
-    def tokenizer(self) -> OfflineTokenizer | None:
-        """The tokenizer; None with skip_tokenizer_init."""
-        return self._tokenizer
-
     def tokenizer_of(self, adapter: AdapterRef | None) -> Tokenizer | None:
         """Return an adapter's tokenizer, by default the model's; None with skip_tokenizer_init."""
-        base = self._tokenizer
+        base = self.tokenizer
         return None if base is None else self._adapter_tokenizers.get(adapter, base)
 
     def get_tokenizer(self) -> OfflineTokenizer:
         """Return the tokenizer. Raises `InvalidRequest` with skip_tokenizer_init."""
-        if self._tokenizer is None:
+        if self.tokenizer is None:
             raise InvalidRequest("This LLM was made with skip_tokenizer_init.", param="tokenizer")
-        return self._tokenizer
+        return self.tokenizer
 
     def set_tokenizer(self, tokenizer: Any) -> None:
         """Replace the tokenizer by a result of `get_tokenizer`, that of a folder, or a fast
@@ -385,7 +381,7 @@ class LLMEngine:
             InvalidRequest: the argument has another type.
             ModelLoadError: the folder has no tokenizer.
         """
-        self._tokenizer = OfflineTokenizer.convert(tokenizer)
+        self.tokenizer = OfflineTokenizer.convert(tokenizer)
 
     def get_model_config(self) -> EngineConfig:
         """Return the settings, with the resolved context length."""

@@ -142,7 +142,7 @@ class OfflineTokenizer(Tokenizer):
     @property
     def all_special_tokens(self) -> list[str]:
         """Texts of special tokens."""
-        return [self._added[token] for token in self.all_special_ids]
+        return [self.added_tokens[token] for token in self.all_special_ids]
 
     @property
     def bos_token(self) -> str | None:

@@ -142,12 +142,13 @@ class Tokenizer:
         self._text_backends: dict[bool, tokenizers.Tokenizer] = {}
         self._bytes: dict[int, bytes] = {}
         added = backend.get_added_tokens_decoder()
-        self._added: dict[int, str] = {i: token.content for i, token in added.items()}
+        #: Tokens outside the model's vocabulary, special or not, by id.
+        self.added_tokens: dict[int, str] = {i: token.content for i, token in added.items()}
         self._by_text = {
             token.content: AddedEntry(i, token.lstrip, token.rstrip) for i, token in added.items()
         }
         self.special_token_ids = frozenset(i for i, token in added.items() if token.special)
-        self.special_tokens = frozenset(self._added[i] for i in self.special_token_ids)
+        self.special_tokens = frozenset(self.added_tokens[i] for i in self.special_token_ids)
         self.control_tokens = self.special_tokens | self._template_tokens()
 
     def with_chat_template(self, source: str) -> Tokenizer:
@@ -179,7 +180,7 @@ class Tokenizer:
         source = "\0".join(self.settings.chat_templates.values())
         return frozenset(
             text
-            for text in self._added.values()
+            for text in self.added_tokens.values()
             if len(text) > 1 and not text[0].isalnum() and not text.isspace() and text in source
         )
 
@@ -381,11 +382,6 @@ class Tokenizer:
     def chat_template(self) -> str | None:
         """The ordinary chat template's Jinja source, if the folder has one."""
         return self.settings.chat_templates.get("default")
-
-    @property
-    def added_tokens(self) -> dict[int, str]:
-        """Tokens outside the model's vocabulary, special or not, by id."""
-        return self._added
 
     def added_token(self, text: str) -> AddedEntry:
         """Return the added token with this text. Raises KeyError for others."""

@@ -80,7 +80,7 @@ class CpuKernels(KernelSet):
     supports_int8_zero_points = True
 
     def __init__(self, isa: str | None = None) -> None:
-        self._library = library = Library(isa)
+        self.library = library = Library(isa)
         self.name, self.why = f"cpu-{library.isa}", library.description
         self.version = library.path.stem
         # Looked up once, since each attribute look-up costs as much as passing an argument.
@@ -91,31 +91,26 @@ class CpuKernels(KernelSet):
         self._argmax, self._sample = library.argmax, library.sample
         self._top_logprobs = library.top_logprobs
 
-    @property
-    def library(self) -> Library:
-        """The C functions."""
-        return self._library
-
     def use_threads(
         self, count: int, cpus: Sequence[int] | None = None, *, spread: bool = True
     ) -> None:
         use_threads(count)
         if cpus is not None:
-            bind_threads(self._library, cpus)
+            bind_threads(self.library, cpus)
         elif not spread:
-            leave_threads(self._library)
+            leave_threads(self.library)
 
     def num_threads(self) -> int:
         return num_threads()
 
     def pack_lora(self, lora: LoraWeights) -> PackedLora:
-        return CpuLora(self._library, lora)
+        return CpuLora(self.library, lora)
 
     def lora_template(self, plans: Sequence[LoraLayout], dtype: torch.dtype) -> LoraTemplate | None:
-        return CpuLoraTemplate(self._library, plans, dtype)
+        return CpuLoraTemplate(self.library, plans, dtype)
 
     def add_lora(self, y: Tensor, x: Tensor, uses: Sequence[LoraSegment]) -> None:
-        add_lora(self._library, y, x, uses)
+        add_lora(self.library, y, x, uses)
 
     def make_linear(
         self,
@@ -124,10 +119,10 @@ class CpuKernels(KernelSet):
         form: WeightFormat,
         bias: Tensor | None = None,
     ) -> LinearLayer:
-        return make_linear(self._library, shape, slices, form, bias)
+        return make_linear(self.library, shape, slices, form, bias)
 
     def rank_memory_bytes(self, size: int) -> int:
-        return shared_bytes(self._library, size)
+        return shared_bytes(self.library, size)
 
     def join_ranks(
         self,
@@ -137,13 +132,13 @@ class CpuKernels(KernelSet):
         timeout_s: float,
         exchange: Exchange | None = None,
     ) -> CpuRankGroup:
-        return CpuRankGroup(self._library, memory, rank, size, timeout_s, exchange)
+        return CpuRankGroup(self.library, memory, rank, size, timeout_s, exchange)
 
     def head_linears(self, layers: Sequence[LinearLayer]) -> CpuHeadLinears:
-        return CpuHeadLinears(self._library, layers)
+        return CpuHeadLinears(self.library, layers)
 
     def compile_experts(self, experts: ExpertLayers) -> CpuExperts:
-        return CpuExperts(self._library, experts)
+        return CpuExperts(self.library, experts)
 
     def compile_decoder(
         self,
@@ -158,7 +153,7 @@ class CpuKernels(KernelSet):
         kv_ranks: RankGroup | None = None,
     ) -> CompiledDecoder:
         return CpuDecoder(
-            self._library,
+            self.library,
             shape,
             layers,
             caches,
@@ -176,7 +171,7 @@ class CpuKernels(KernelSet):
     def map_pages(self, cache: Tensor) -> None:
         if not cache.is_contiguous():
             raise ValueError(f"the cache must be contiguous, got {describe(cache)}")
-        self._library.map_pages(cache.data_ptr(), cache.nbytes)
+        self.library.map_pages(cache.data_ptr(), cache.nbytes)
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         if not x.is_contiguous():
@@ -218,7 +213,7 @@ class CpuKernels(KernelSet):
         *,
         silu: bool = True,
     ) -> Tensor:
-        return causal_conv(self._library, x, states, weight, bias, of, silu=silu)
+        return causal_conv(self.library, x, states, weight, bias, of, silu=silu)
 
     def linear_scan(
         self,
@@ -228,20 +223,20 @@ class CpuKernels(KernelSet):
         of: StateRows,
         scales: Tensor | None = None,
     ) -> Tensor:
-        return linear_scan(self._library, inputs, weights, states, of, scales)
+        return linear_scan(self.library, inputs, weights, states, of, scales)
 
     def select_tokens(
         self, queries: Tensor, factors: Tensor, keys: Tensor, visible: Tensor, top_k: int
     ) -> Tensor:
-        return select_tokens(self._library, queries, factors, keys, visible, top_k)
+        return select_tokens(self.library, queries, factors, keys, visible, top_k)
 
     def diagonal_scan(self, x: Tensor, decay: Tensor, states: Tensor, of: StateRows) -> Tensor:
-        return diagonal_scan(self._library, x, decay, states, of)
+        return diagonal_scan(self.library, x, decay, states, of)
 
     def lru_inputs(
         self, x: Tensor, gates: Tensor, biases: Tensor, decay: Tensor, positions: Tensor
     ) -> tuple[Tensor, Tensor]:
-        return lru_inputs(self._library, x, gates, biases, decay, positions)
+        return lru_inputs(self.library, x, gates, biases, decay, positions)
 
     def activation(self, name: str) -> Activation:
         return partial(self._activate, KINDS[name])
@@ -250,7 +245,7 @@ class CpuKernels(KernelSet):
         x = x.contiguous()
         out = torch.empty_like(x)
         width = x.shape[-1]
-        status = self._library.activate(
+        status = self.library.activate(
             out.data_ptr(), x.data_ptr(), x.numel() // max(1, width), width, kind, DTYPES[x.dtype],
             num_threads(),
         )  # fmt: skip
