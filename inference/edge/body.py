@@ -28,6 +28,8 @@ from tenants.authentication import Caller, authenticate, cached_tenant
 SPOOL_BYTES = 1 << 20
 #: Time that the body of a file may take to arrive: 200 MiB at 1 Mbit/s.
 UPLOAD_TIMEOUT_S = 1800.0
+#: Time that any other body may take.
+BODY_TIMEOUT_S = 60.0
 #: Maximum bytes of a body that are read before its sender is authenticated. Otherwise a hundred
 #: strangers who send 10 MB each would fill a gigabyte.
 ANONYMOUS_MAX_BYTES = 16 << 10
@@ -47,7 +49,7 @@ async def read_body(scope: Scope, receive: Receive, check: Check | None = None) 
 
     Raises:
         PayloadTooLarge: more than `max_body_bytes`, announced or received.
-        RequestTimeout: not complete within `body_timeout_s`, whether started or not.
+        RequestTimeout: not complete within `BODY_TIMEOUT_S`, whether started or not.
         ClientGone: the connection closed first.
     """
     quire = settings.QUIRE
@@ -56,7 +58,7 @@ async def read_body(scope: Scope, receive: Receive, check: Check | None = None) 
         await check()
         check = None
     body = io.BytesIO()  # returns its bytes without a copy, which takes milliseconds for 10 MB
-    async with _read_timeout(quire.body_timeout_s):
+    async with _read_timeout(BODY_TIMEOUT_S):
         async for part in _parts(receive, quire.max_body_bytes):
             body.write(part)
             if check is not None and body.tell() > ANONYMOUS_MAX_BYTES:
@@ -224,7 +226,7 @@ class _LimitedBody:
         self._limit = (
             quire_settings.max_file_bytes + SPOOL_BYTES if file else quire_settings.max_body_bytes
         )
-        self._seconds = UPLOAD_TIMEOUT_S if file else quire_settings.body_timeout_s
+        self._seconds = UPLOAD_TIMEOUT_S if file else BODY_TIMEOUT_S
         self._until = asyncio.get_running_loop().time() + self._seconds
         self._size, self._is_complete, self._size_announced = 0, False, False
         self.refusal: QuireError | None = None

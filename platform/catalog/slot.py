@@ -27,7 +27,7 @@ from engine.system.step_record import SharedStepRecord
 
 logger = logging.getLogger(__name__)
 
-#: The longest delay plus the start stay below what gateways wait for a replica (`FAILOVER_WAIT_S`,
+#: The longest delay plus the start stay below what gateways wait for a replica (`failover_wait_s`,
 #: 30 s): while crashes stop in time, streams only pause.
 BACKOFF_S, MAX_BACKOFF_S = 0.5, 10.0
 #: A replica that served this long is restarted without delay when it dies.

@@ -348,11 +348,6 @@ class QuireSettings(BaseSettings):
         BASE_DIR / "demo" / "vision" / "model",
         description="Directory of the model that takes pictures and that `up` serves second.",
     )
-    usage_spool_max: int = _internal(
-        1_000_000,
-        ge=1,
-        description="Maximum usage records buffered in Redis while the database is unreachable.",
-    )
     lease_seconds: float = _internal(
         30.0,
         gt=0,
@@ -360,9 +355,6 @@ class QuireSettings(BaseSettings):
     )
     sweep_seconds: float = _internal(
         10.0, gt=0, description="Interval of the check for abandoned jobs, in seconds."
-    )
-    body_timeout_s: float = _internal(
-        60.0, gt=0, description="Time that any other body may take to arrive."
     )
     max_batch_requests: int = _internal(
         50_000, ge=1, description="Maximum number of lines in a batch's file."
@@ -374,9 +366,6 @@ class QuireSettings(BaseSettings):
         300_000,
         ge=1,
         description="Maximum number of tokens of all texts in one pooling request.",
-    )
-    max_pooling_result_bytes: int = _internal(
-        48 * MIB, ge=1, description="Maximum size of all vectors in one answer, as float32."
     )
     failover_wait_s: float = _internal(
         30.0, ge=0, description="Time that a request waits for a replica to start or return."

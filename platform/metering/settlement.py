@@ -101,6 +101,8 @@ T = TypeVar("T")
 _INLINE_MAX_OUTPUTS = 64
 #: Maximum number of records held in this process while both Redis and the database are down.
 MAX_WAITING = 10_000
+#: Maximum usage records buffered in Redis while the database is unreachable.
+MAX_SPOOLED = 1_000_000
 _waiting: deque[UsageRecord] = deque()
 #: Records that are in the ledger, but whose reservations are still to be released in Redis.
 _unsettled: deque[Unsettled] = deque(maxlen=MAX_WAITING)
@@ -132,10 +134,9 @@ def settle_arguments(
     account: EngineUsage | None = None,
 ) -> list[Any]:
     """Arguments of `settle.lua`."""
-    max_entries = settings.QUIRE.usage_spool_max
     epochs_json = msgspec.json.encode(dict(epochs))
     usage = account.encode(record) if account is not None else b""
-    numbers = [record.total_tokens, entry, max_entries, record.request_id, record.cost_nanos]
+    numbers = [record.total_tokens, entry, MAX_SPOOLED, record.request_id, record.cost_nanos]
     return [*numbers, epochs_json, gateway, usage]
 
 
@@ -152,7 +153,7 @@ async def settle(
     client has its answer, and records that are lost are logged.
     """
     admission = admission or RESERVED_ADMISSION
-    entry, max_entries = encode_record(record), settings.QUIRE.usage_spool_max
+    entry = encode_record(record)
     try:
         if admission.reserved:
             keys = settle_keys(record.request_id)
@@ -160,7 +161,7 @@ async def settle(
             await run_script(redis_link(), "settle", keys, arguments)
         else:
             await redis_link().execute(
-                "XADD", spool_key(), "MAXLEN", "~", max_entries, "*", "r", entry
+                "XADD", spool_key(), "MAXLEN", "~", MAX_SPOOLED, "*", "r", entry
             )
     except (RedisError, OSError) as error:
         logger.warning("usage of %s written directly to the database: %s", record.request_id, error)

@@ -69,9 +69,9 @@ async def test_whoever_is_logged_in_may_send_more_and_files_more_still(
 
 
 async def test_fault_52_a_form_that_never_comes_is_given_up(
-    pages: AsgiClient, settings: Any
+    pages: AsgiClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    settings.QUIRE = settings.QUIRE.replace(body_timeout_s=0.05)
+    monkeypatch.setattr("inference.edge.body.BODY_TIMEOUT_S", 0.05)
     headers = {**FORM, "content-length": "10"}
     reply = await pages.open("POST", "/login/", parts=[], headers=headers).reply()
     assert (reply.status, reply.error["code"]) == (408, "request_timeout")

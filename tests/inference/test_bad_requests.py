@@ -63,8 +63,10 @@ async def test_fault_01_fifty_megabytes_are_refused_while_they_come_in(served: G
     assert announced.received == [], "an announced size is refused before anything is read"
 
 
-async def test_a_body_that_never_ends_times_out(served: Gateway, settings: Any) -> None:
-    settings.QUIRE = settings.QUIRE.replace(body_timeout_s=0.05)
+async def test_a_body_that_never_ends_times_out(
+    served: Gateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("inference.edge.body.BODY_TIMEOUT_S", 0.05)
     exchange = served.client.open("POST", CHAT, parts=[b"{", b" "])
     exchange.parts[:] = []
     pending = asyncio.Event()
@@ -81,8 +83,10 @@ async def test_a_body_that_never_ends_times_out(served: Gateway, settings: Any) 
     assert (reply.status, reply.error["code"]) == (408, "request_timeout")
 
 
-async def test_fault_52_a_body_that_never_begins_times_out(served: Gateway, settings: Any) -> None:
-    settings.QUIRE = settings.QUIRE.replace(body_timeout_s=0.05)
+async def test_fault_52_a_body_that_never_begins_times_out(
+    served: Gateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("inference.edge.body.BODY_TIMEOUT_S", 0.05)
     exchange = served.client.open("POST", CHAT, parts=[], headers={"content-length": "10"})
     reply = await exchange.reply()
     assert (reply.status, reply.error["code"]) == (408, "request_timeout")

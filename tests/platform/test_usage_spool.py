@@ -235,8 +235,10 @@ def test_fault_29_with_the_database_down_usage_waits_and_is_then_written(
     assert not drainer.is_alive()
 
 
-def test_fault_29_the_spool_is_bounded(world: World, client: redis.Redis, settings: Any) -> None:
-    settings.QUIRE = settings.QUIRE.replace(usage_spool_max=100)
+def test_fault_29_the_spool_is_bounded(
+    world: World, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(settlement, "MAX_SPOOLED", 100)
 
     async def settle_many() -> None:
         for number in range(1000):

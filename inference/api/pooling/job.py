@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
-from django.conf import settings
 from django.http.response import HttpResponse, HttpResponseBase
 
 from engine.contract.errors import EngineFault, InvalidRequest
@@ -32,6 +31,8 @@ from metering.access import Admission
 _encode = msgspec.json.Encoder().encode
 
 ELEMENT_BYTES = 4
+#: Maximum size of all vectors in one answer.
+MAX_RESULT_BYTES = 48 << 20
 
 
 @dataclass(kw_only=True)
@@ -78,11 +79,10 @@ class PoolingJob(Job):
             (params.dimensions or width) * (len(prompt) if params.by_token else 1)
             for prompt, params in zip(self.prompts, self.pooling, strict=True)
         )
-        limit = settings.QUIRE.max_pooling_result_bytes
-        if elements * ELEMENT_BYTES > limit:
+        if elements * ELEMENT_BYTES > MAX_RESULT_BYTES:
             raise InvalidRequest(
                 f"The answer would have {elements * ELEMENT_BYTES} bytes of vectors; at most "
-                f"{limit} may be asked for at once.",
+                f"{MAX_RESULT_BYTES} may be asked for at once.",
                 param="prompt",
             )
 

@@ -111,9 +111,9 @@ async def test_fault_53_texts_behind_what_is_too_much_are_never_tokenized(
 
 
 async def test_fault_04_more_vectors_than_can_be_carried(
-    gateway: Gateway, embedder: FakeReplica, settings: Any
+    gateway: Gateway, embedder: FakeReplica, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    settings.QUIRE = settings.QUIRE.replace(max_pooling_result_bytes=1000)
+    monkeypatch.setattr("inference.api.pooling.job.MAX_RESULT_BYTES", 1000)
     body = {"input": [[5] * 8], "task": "token_embed"}
     error = await refused(gateway, "/pooling", body)
     assert "1024 bytes of vectors; at most 1000" in error["message"]
