@@ -166,9 +166,17 @@ def first_token_of_turn(llm: LLM, turn: int, seed: int) -> float:
     return times[0]
 
 
+def serve(folder: Path) -> LLM:
+    """An engine whose pages are mapped before they are needed, as a replica's that has idled."""
+    llm = make_llm(folder, cpu_kvcache_space=0.5)
+    llm.core.executor.worker.on_serving()
+    time.sleep(5)
+    return llm
+
+
 def turn12(folder: Path, attention: Path, turns: int) -> None:
     """The twelfth turn's first token, of a model with states over an attention model's."""
-    llms = make_llm(folder), make_llm(attention)
+    llms = serve(folder), serve(attention)
     ratios = in_turns(
         turns,
         lambda turn: first_token_of_turn(llms[0], 12, turn),
