@@ -32,7 +32,7 @@ TARGETS = ("q_proj", "v_proj", "o_proj", "gate_proj", "down_proj")
 class Checkpoints:
     """Folders by what a model is: "llama", "qwen2-window" (every second layer has a window),
     "llava" (it sees), "qwen2-vl" (it sees videos), "whisper" (it hears), "mbart" (its encoder reads
-    texts) or "lfm2" (every second one keeps a state).
+    texts), "lfm2" (every second one keeps a state) or "recurrent_gemma" (others have a window).
 
     `adapter` gives one that changes what is said, `merged` the model that has it inside, `draft`
     nearly the model itself: mostly right, and `head` an EAGLE head that learnt some texts.
@@ -48,7 +48,7 @@ class Checkpoints:
 
     def _make_unquantized(self, kind: str) -> Path:
         folder = self._folder / kind
-        if kind == "lfm2":
+        if kind in ("lfm2", "recurrent_gemma"):
             make_checkpoint({**RECIPES[kind], "intermediate_size": 512}, folder)
             make_tokenizer().save_pretrained(folder)
             return folder

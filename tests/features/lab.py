@@ -109,7 +109,7 @@ class Lab:
     def kind(self, features: Features) -> str:
         """Which checkpoint a run is with."""
         if "states" in features:
-            return "lfm2"
+            return "recurrent_gemma" if "windows" in features else "lfm2"
         if "pictures" in features:
             return "llava"
         if "videos" in features:

@@ -21,7 +21,6 @@ NAMES = (
 PAIRS = tuple(itertools.combinations(NAMES, 2))
 #: What can't meet, though nobody refuses it.
 NEVER = {
-    frozenset({"windows", "states"}): "no architecture that runs here has both",
     frozenset({"windows", "pictures"}): "Gemma 3 alone has both, and tests of its own",
     frozenset({"states", "pictures"}): "no architecture that runs here has both",
     frozenset({"windows", "speech"}): "no architecture that runs here has both",

@@ -38,9 +38,10 @@ the feature) go through engines with tiny random models. A ✓ means:
 
 How each is tested: failover and several replicas are engines in one process, one of which is lost
 with its streams (`manage.py chaos --kills 40` kills processes). Quantized weights and narrow caches
-are int8. Every second layer has a window; the model with states is LFM2; the bridge runs Llama;
-pooling takes vectors from Llama; pictures are seen by LLaVA, videos without a third of their tokens
-by Qwen2-VL, speech is heard by Whisper, texts are encoded by mBART.
+are int8. Every second layer has a window; the model with states is LFM2, with windows, too,
+RecurrentGemma; the bridge runs Llama; pooling takes vectors from Llama; pictures are seen by LLaVA,
+videos without a third of their tokens by Qwen2-VL, speech is heard by Whisper, texts are encoded by
+mBART.
 Speculation's drafts are mostly right; the draft model is the model itself with slightly different
 weights; the heads are EAGLE's, trained on the requests' outputs. A tier is in host memory, and the
 KV cache is empty between two runs. Of a disaggregated pair one engine computes the prompts (up to
