@@ -2,30 +2,10 @@
 
 from __future__ import annotations
 
-import itertools
 from bisect import bisect_left
 from dataclasses import dataclass
 
 import msgspec
-
-
-def buckets_1_2_5(limit: float) -> tuple[float, ...]:
-    """1, 2, 5, 10, 20, 50, ... up to `limit`."""
-    bounds: list[float] = []
-    scale = 1.0
-    while True:
-        for step in (1, 2, 5):
-            if step * scale > limit:
-                return tuple(bounds)
-            bounds.append(step * scale)
-        scale *= 10
-
-
-def buckets_1_2_3_5_8(limit: float) -> tuple[float, ...]:
-    """1, 2, 3, 5, 8, 10, 20, 30, ... up to `limit`."""
-    scaled = (step * 10**power for power in range(20) for step in (1.0, 2.0, 3.0, 5.0, 8.0))
-    return tuple(itertools.takewhile(lambda bound: bound <= limit, scaled))
-
 
 # fmt: off
 #: Seconds, for requests and their phases.
@@ -48,10 +28,13 @@ KV_RESIDENCY = (
 # fmt: on
 ITERATION_TOKENS = (1.0, *(float(2**power) for power in range(3, 15)))
 #: Equal for all models, whatever their context: gateways add up counts.
-REQUEST_TOKENS = buckets_1_2_5(1_000_000)
+REQUEST_TOKENS = (*(step * 10.0**power for power in range(6) for step in (1, 2, 5)), 1e6)
 NUM_PREEMPTIONS = (1.0, 2.0, 3.0, 4.0, 5.0, 10.0, 20.0)
 SMALL_NUMBERS = (1.0, 2.0, 5.0, 10.0, 20.0)
-MODEL_MS = buckets_1_2_3_5_8(3000)
+MODEL_MS = (
+    *(step * 10.0**power for power in range(3) for step in (1, 2, 3, 5, 8)),
+    *(1000.0, 2000.0, 3000.0),
+)
 ACCEPTED_LENGTH = (1.0, 1.25, 1.5, 2.0, 2.5, 3.0, 4.0, 5.0, 6.0, 8.0, 12.0, 20.0)
 
 

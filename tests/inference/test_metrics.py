@@ -22,7 +22,7 @@ from prometheus_client.registry import Collector
 
 from engine.contract import messages as protocol
 from engine.contract.lora import AdapterStatus
-from engine.contract.metrics import ENGINE_HISTOGRAMS, Histograms, buckets_1_2_5
+from engine.contract.metrics import ENGINE_HISTOGRAMS, REQUEST_TOKENS, Histograms
 from engine.contract.replica_state import ProcessStats
 from engine.text import Tokenizer
 from inference.edge.handler import http_application
@@ -488,7 +488,7 @@ def test_increments_are_taken_once_and_can_be_given_back() -> None:
 
 
 def test_buckets_are_vllms() -> None:
-    assert buckets_1_2_5(100) == (1, 2, 5, 10, 20, 50, 100)
+    assert REQUEST_TOKENS[:7] == (1, 2, 5, 10, 20, 50, 100)
     buckets = FAMILIES["vllm:time_to_first_token_seconds"].buckets
     assert (buckets[:3], buckets[-1]) == ((0.001, 0.005, 0.01), 2560.0)
 
