@@ -147,6 +147,8 @@ class StateManager(SingleTypeManager):
         #: it; never for superfluous ones.
         self._used_at = [float("-inf")] * pool.num_blocks
         self._is_returned_to = [False] * pool.num_blocks
+        #: Superfluous checkpoints with their keys, the next to be evicted first.
+        self._superfluous: dict[Block, bytes] = {}
         #: Checkpoints of the last plan, and earlier ones whose tokens aren't known yet.
         self._pending: list[Checkpoint] = []
         self._copies: list[tuple[int, int]] = []
@@ -271,7 +273,7 @@ class StateManager(SingleTypeManager):
             self._evict_superfluous(record, num_tokens)
         is_returned_to = record.is_returning or num_tokens == record.branch
         if self.pool.num_free_blocks and self._make_space(quota, is_returned_to):
-            (block,) = self.pool.get_new_blocks(1, quota)
+            block = self._get_block(quota)
             self._pending.append(Checkpoint(sequence, record, num_tokens, block, quota))
 
     def _make_space(self, quota: TenantQuota, is_returned_to: bool) -> bool:
@@ -288,8 +290,7 @@ class StateManager(SingleTypeManager):
             quota: the tenant's.
             is_returned_to: prompts have returned to the new checkpoint's conversation.
         """
-        source, _ = self.pool.quotas.next_to_evict()
-        first = next(iter(source.free))
+        source, first = self._next_to_evict()
         if source is not quota or first.block_hash is None:
             return True
         if self._num_started - self._used_at[first.block_id] > IDLE_GAPS * self._mean_gap:
@@ -299,6 +300,22 @@ class StateManager(SingleTypeManager):
                 self.pool.evict_first(block)
                 return True
         return False
+
+    def _next_to_evict(self) -> tuple[TenantQuota, Block]:
+        """The block that is allocated next, and the tenant that has it: one without content if
+        there is any, else the tenant's oldest superfluous one.
+        """
+        source, _ = self.pool.quotas.next_to_evict()
+        first = next(iter(source.free))
+        if first.block_hash is None:
+            return source, first
+        for block, key in list(self._superfluous.items()):
+            if block.block_hash != key or self._used_at[block.block_id] != float("-inf"):
+                del self._superfluous[block]  # evicted, or used again
+            elif block.charged_to is source and block.ref_count == 0:
+                self.pool.evict_first(block)
+                return source, block
+        return source, first
 
     def _record_use(self, checkpoint: Block, is_returned_to: bool) -> None:
         self._used_at[checkpoint.block_id] = self._num_started
@@ -333,20 +350,21 @@ class StateManager(SingleTypeManager):
                 record.latest = block, key
 
     def _evict_superfluous(self, record: CheckpointedSequence, num_tokens: int) -> None:
-        """Make the checkpoints that the one after `num_tokens`, at the end of its prompt or in its
-        output, replaces the next to be evicted.
+        """Have the checkpoints that the one after `num_tokens`, at the end of its prompt or in its
+        output, replaces evicted before all but older superfluous ones, the shortest first.
         """
         first_needed = num_tokens if record.repeats_output else record.end
         for sequence in (record, record.previous):
             if sequence is None:
                 continue
-            # The longest, which save the most, are evicted last.
-            for position, key in reversed(sequence.cached):
+            for position, key in sequence.cached:
                 block = self.pool.get_cached_block(key)
                 is_replaced = sequence is not record or position < first_needed
                 if block is not None and is_replaced and position != sequence.branch:
                     self._used_at[block.block_id] = float("-inf")
-                    self.pool.evict_first(block)
+                    if self._superfluous.get(block) != key:
+                        self._superfluous.pop(block, None)
+                        self._superfluous[block] = key
         record.previous = None
 
     def pop_checkpoints(self) -> list[tuple[int, int, int]]:
@@ -376,7 +394,7 @@ class StateManager(SingleTypeManager):
         quota, record = self._state_quota(quota), self._sequences.get(sequence.seq_id)
         self._drafted[sequence.seq_id] = [
             Checkpoint(sequence, record, num_computed + index, block, quota)
-            for index, block in enumerate(self.pool.get_new_blocks(num_drafts, quota))
+            for index, block in enumerate(self._get_block(quota) for _ in range(num_drafts))
         ]
 
     def rewind(self, seq_id: int, num_tokens: int) -> None:
@@ -453,4 +471,5 @@ class StateManager(SingleTypeManager):
         if not self.pool.num_free_blocks:
             # Only checkpoints that aren't written yet can occupy the block a sequence needs.
             self._drop(iter(self._pending[-1:]))
+        self._next_to_evict()
         return self.pool.get_new_blocks(1, quota)[0]

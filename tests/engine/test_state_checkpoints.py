@@ -275,6 +275,20 @@ def test_of_a_shared_prefix_four_fifths_are_reused_and_then_all(
         finish(kv, sequence)
 
 
+def test_a_shared_prefix_outlives_other_prompts_in_a_full_pool() -> None:
+    """What earlier prompts no longer need is evicted before what the latest may share."""
+    kv, _ = make(60, num_blocks=2000)
+    # The 17th, the 19th and the last begin alike.
+    for seq_id, base in enumerate([*range(18), 16, 18, 16]):
+        shared, suffix = range(10_000 * base, 10_000 * base + 1600), range(-100 * seq_id - 100, 0)
+        sequence = Tokens(seq_id, [*shared, *suffix[:100]])
+        hit = start(kv, sequence)
+        kv.start_step()
+        finish(kv, sequence)
+        if base == 16 and seq_id > 16:
+            assert hit >= 0.8 * 1600
+
+
 def test_in_large_blocks_states_before_drafts_are_kept_at_their_ends_alone() -> None:
     kv, states = make(6, 128)
     sequence, quota = Tokens(1, list(range(63))), kv.quotas.get("")
