@@ -235,3 +235,13 @@ def test_many_loads_in_a_small_pool_leave_every_text_as_it_is(model_folder: Fold
             connector.receive(num_lost=core.scheduler.num_steps % 2)
     assert {name: tokens_of(deltas, name) for name in prompts} == expected
     assert run(core, {}) == {}
+
+
+def test_without_a_prefix_cache_what_would_be_loaded_meanwhile_is_computed(
+    model_folder: Folder,
+) -> None:
+    core, connector, expected = make_saved(
+        model_folder("llama"), {"a": prompt(1, 70)}, enable_prefix_caching=False
+    )
+    assert run(core, {"a": prompt(1, 70)}) == expected
+    assert not connector.receiving

@@ -172,3 +172,51 @@ def test_connectors_that_cannot_work_are_refused(config: dict[str, Any]) -> None
     with pytest.raises(ConfigError) as refusal:
         EngineConfig(model="m", kv_transfer_config=config)
     assert refusal.value.param == "kv_transfer_config"
+
+
+class Recorder(DictConnector):
+    """Records when it loads, and says that blocks are sent when it is told so."""
+
+    def __init__(self, calls: list[str], name: str) -> None:
+        self.calls, self.name, self.sent = calls, name, set[str]()
+
+    def start_load_kv(self, forward_context: Any = None, **kwargs: Any) -> None:
+        self.calls.append(self.name)
+
+    def request_finished(
+        self, request: Any, block_ids: list[list[int]]
+    ) -> tuple[bool, dict[str, Any] | None]:
+        return True, {"by": self.name}
+
+    def get_finished(self, finished_req_ids: set[str]) -> tuple[set[str], set[str]]:
+        sent, self.sent = self.sent, set()
+        return sent, set()
+
+
+class RecordingOffloading(OffloadingConnector):
+    """Nothing but a record of its loads."""
+
+    def __init__(self, calls: list[str]) -> None:
+        self.calls = calls
+
+    def start_load_kv(self, forward_context: Any = None, **kwargs: Any) -> None:
+        self.calls.append("offloading")
+
+
+def test_preempted_blocks_are_saved_before_another_connector_overwrites_them() -> None:
+    calls: list[str] = []
+    connector = MultiConnector([Recorder(calls, "first"), RecordingOffloading(calls)])
+    connector._bound = connector.connectors
+    connector.start_load_kv()
+    assert calls == ["offloading", "first"]
+
+
+def test_blocks_stay_until_all_connectors_have_sent_them(model_folder: Folder) -> None:
+    first, second = Recorder([], "first"), Recorder([], "second")
+    connector = MultiConnector([first, second])
+    request = make(model_folder("llama")).add_request(message("a", prompt(1, 20)))
+    assert connector.request_finished(request.sequences[0], [[1]]) == (True, {"by": "first"})
+    first.sent = {"a"}
+    assert connector.get_finished({"a"}) == (set(), set())
+    second.sent = {"a"}
+    assert connector.get_finished(set()) == ({"a"}, set())
