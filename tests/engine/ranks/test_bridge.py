@@ -24,10 +24,15 @@ pytestmark = [pytest.mark.system, pytest.mark.usefixtures("compiler")]
 
 Folder = Callable[[str], Path]
 BRIDGE = {"model_impl": "transformers", "skip_tokenizer_init": True, "max_model_len": 256}
-#: Without a plan for linear layers.
+#: Without a plan for linear layers, or with parameters of attention that it splits.
 REFUSED = dict.fromkeys(
-    ("afmoe", "bert", "bitnet", "modernbert-decoder", "ctrl", "diffllama"), "has no plan"
-)
+    (
+        *("afmoe", "bert", "bitnet", "ctrl", "diffllama", "granitemoeshared", "hunyuan_v1_dense"),
+        *("hunyuan_v1_moe", "jetmoe", "modernbert-decoder", "nemotron_h-moe", "persimmon"),
+        *("phimoe", "gpt2-by-layer", "opt-350m", "falcon_mamba", "biogpt"),
+    ),
+    "has no plan",
+) | dict.fromkeys(("granite_swa", "granitemoe_swa", "mimo_v2_flash", "gpt_oss"), "local_params")
 
 
 def both(folder: Path, size: int = 2, **settings: Any) -> tuple[Any, Any]:
@@ -63,7 +68,7 @@ def test_every_family_gives_the_tokens_of_one_or_is_refused(
         return
     expected, output = both(checkpoint(family))
     assert [tokens for tokens, _ in output] == [tokens for tokens, _ in expected]
-    # What torch multiplies, such as experts, depends on its number of threads.
+    # torch computes the last columns that don't fill a vector in another way.
     for (_, ours), (_, theirs) in zip(output, expected, strict=True):
         assert ours == [pytest.approx(row, abs=1e-3) for row in theirs]
 
