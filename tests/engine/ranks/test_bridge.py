@@ -90,6 +90,7 @@ def test_a_rank_reads_its_share_of_the_file_and_has_its_heads(
         with running(tmp_path / str(size), size, **BRIDGE) as llm:
             worker = llm.core.executor.worker
             num_heads.append(worker.loaded.model.layers[0].caches[0].shape[1])
+            assert ("Ranks share no adapters" in worker.adapters.refusal) == (size == 2)
             # Of all ranks together.
             head_bytes = 2 * 4 * worker.loaded.model.layers[0].size
             num_layers = worker.loaded.spec.num_layers

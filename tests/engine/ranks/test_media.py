@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from engine import LLM, SamplingParams
-from tests.engine.multimodal.models import FAMILIES
+from tests.engine.multimodal.bridged_models import vip_llava
+from tests.engine.multimodal.models import FAMILIES, IMAGE_TOKEN, picture
 from tests.engine.multimodal.test_vision_families import generate_tokens, picture_prompts
 from tests.engine.speech.models import START, make_whisper, sound
 
@@ -38,6 +39,33 @@ def test_two_ranks_hear_what_one_hears(tmp_path: Path) -> None:
         finally:
             llm.llm_engine.core.shutdown()
     assert reported[0] == reported[1]
+
+
+@pytest.mark.slow
+def test_two_ranks_of_the_bridge_see_what_one_sees(tmp_path: Path) -> None:
+    vip_llava(tmp_path)
+    prompts = [
+        {
+            "prompt": f"See {IMAGE_TOKEN} here.",
+            "multi_modal_data": {"image": [picture(number, 60, 40)]},
+        }
+        for number in (1, 2)
+    ]
+    tokens = []
+    for size in (1, 2):
+        llm = LLM(
+            str(tmp_path),
+            dtype="float32",
+            model_impl="transformers",
+            num_gpu_blocks_override=256,
+            num_threads=2,
+            tensor_parallel_size=size,
+        )
+        try:
+            tokens.append(generate_tokens(llm, prompts))
+        finally:
+            llm.llm_engine.core.shutdown()
+    assert tokens[0] == tokens[1]
 
 
 #: Positions in planes, and sums in several layers.
