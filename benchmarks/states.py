@@ -169,7 +169,8 @@ def first_token_of_turn(llm: LLM, turn: int, seed: int) -> float:
 def serve(folder: Path) -> LLM:
     """An engine whose pages are mapped before they are needed, as a replica's that has idled."""
     llm = make_llm(folder, cpu_kvcache_space=0.5)
-    llm.core.executor.worker.on_serving()
+    core: EngineCore = llm.core
+    core.executor.on_serving()
     time.sleep(5)
     return llm
 
