@@ -141,6 +141,7 @@ def check_draft_source(derived: Mapping[str, Any], original_names: Mapping[str, 
 
 
 _NO_MEDIA = "media are prepared as the model's files say, and cached by content."
+_MEDIA_CACHE = "gateways cache what they prepare: set QUIRE_MEDIA_CACHE_BYTES. LLM caches none."
 _ONE_HOST = "ranks share tensors and layers, nothing else. For more throughput run more replicas."
 _REPLICAS = (
     "ranks of data parallelism are replicas, and gateways that share Redis balance over all of "
@@ -186,13 +187,13 @@ NEWER: tuple[VllmFlag, ...] = (
         _NO_MEDIA,
     ),
     *ignored(
-        "language_model_only disable_chunked_mm_input disable_mm_preprocessor_cache "
-        "interleave_mm_strings "
+        "language_model_only disable_chunked_mm_input interleave_mm_strings "
         "mm_device_do_normalize enable_tower_connector_lora",
         bool,
         _NO_MEDIA,
     ),
     *ignored("default_mm_loras", dict, _NO_MEDIA),
+    *restricted("disable_mm_preprocessor_cache", bool, (False,), _MEDIA_CACHE),
     *restricted(
         "allowed_media_domains", list, ([],), "set QUIRE_ALLOWED_MEDIA_DOMAINS for gateways."
     ),
@@ -542,7 +543,7 @@ _OF_THE_MANUAL: tuple[VllmFlag, ...] = (
         ("raw_logprobs",),
         "log probabilities are the model's own: raw_logprobs.",
     ),
-    *ignored("mm_processor_cache_gb", float, _NO_MEDIA),
+    *restricted("mm_processor_cache_gb", float, (4,), _MEDIA_CACHE),  # vLLM's default
     *ignored("skip_mm_profiling", bool, _NO_MEDIA),
     *restricted(
         "allowed_local_media_path", str, ("",), "set QUIRE_ALLOWED_LOCAL_MEDIA_PATH for gateways."

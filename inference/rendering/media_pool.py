@@ -56,8 +56,6 @@ TENANT_PER_WORKER = 160
 PREPARE_TIMEOUTS_S = {"image": 20.0, "audio": 20.0, "video": 60.0, "document": 60.0}
 #: The same for an audio file, which may be hours long.
 SOUND_TIMEOUT_S = 120.0
-#: Maximum bytes of decoded media cached in this process, evicted least recently used first.
-CACHE_BYTES = 128 << 20
 
 _COMMAND = "engine.multimodal.worker"
 
@@ -273,7 +271,7 @@ class MediaPool:
         if isinstance(answer := done.result(), PreparedPicture | PreparedDocument):
             self._prepared[key] = answer
             self._cached_bytes += _num_bytes(answer)
-            while self._cached_bytes > CACHE_BYTES:
+            while self._cached_bytes > settings.QUIRE.media_cache_bytes:
                 _, oldest = self._prepared.popitem(last=False)
                 self._cached_bytes -= _num_bytes(oldest)
 

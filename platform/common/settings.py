@@ -14,6 +14,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import (
     AfterValidator,
     BeforeValidator,
+    ByteSize,
     Field,
     SecretStr,
     model_validator,
@@ -239,6 +240,11 @@ class QuireSettings(BaseSettings):
     )
     media_fetch_threads: int = _limits(
         8, ge=1, le=256, description="Media that a gateway process fetches at a time."
+    )
+    media_cache_bytes: Annotated[ByteSize, AfterValidator(int)] = _limits(
+        128 * MIB,
+        ge=0,
+        description="Decoded media that a gateway process keeps (0 = none).",
     )
     allowed_local_media_path: Directory | None = _limits(
         None, description="Directory whose images requests may name by `file:` addresses."

@@ -189,13 +189,16 @@ async def test_a_document_is_read_once_for_each_tenant() -> None:
     assert all(page.image for page in drawn.pages)
 
 
-async def test_pages_without_text_are_evicted_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(media_pool, "CACHE_BYTES", 1000)
+@pytest.mark.parametrize(("max_bytes", "max_documents"), [(1000, 19), (0, 0)])
+async def test_no_more_than_the_limit_is_cached_pages_without_text_included(
+    settings: Any, max_bytes: int, max_documents: int
+) -> None:
+    settings.QUIRE = settings.QUIRE.replace(media_cache_bytes=max_bytes)
     pool = MediaPool()
-    for number in range(30):
+    for number in range(max_documents + 11):
         url = f"data:;base64,{encoded(pdf(['']) + b'%% %d' % number)}"
         await pool.read_document(MediaSource(url, "messages", kind="document"), 0, CALLER)
-    assert 0 < len(pool._prepared) < 20
+    assert bool(max_bytes) <= len(pool._prepared) <= max_documents
 
 
 @pytest.mark.parametrize(
