@@ -82,6 +82,7 @@ def send_pages(connection: Connection, url: str, api_key: str, args: argparse.Na
     """Ask about new pages until the other side says stop; then send the number of answers a
     second, and of refusals.
     """
+    os.setsid()  # Linux may schedule a session as one
     os.nice(CLIENT_NICENESS)
     page, stopped = make_page(), threading.Event()
     client = make_client(url, api_key, args.clients)
@@ -103,13 +104,15 @@ def send_pages(connection: Connection, url: str, api_key: str, args: argparse.Na
 
     with ThreadPoolExecutor(args.clients) as pool:
         futures = [pool.submit(ask) for _ in range(args.clients)]
-        while len(statuses) < args.clients:  # all have been answered once, on average
-            time.sleep(0.1)
-        connection.send("ready")
-        count, started = statuses.count(200), time.perf_counter()
-        connection.recv()
-        rate = (statuses.count(200) - count) / (time.perf_counter() - started)
-        stopped.set()
+        try:
+            while len(statuses) < args.clients:  # all have been answered once, on average
+                time.sleep(0.1)
+            connection.send("ready")
+            count, started = statuses.count(200), time.perf_counter()
+            connection.recv()
+            rate = (statuses.count(200) - count) / (time.perf_counter() - started)
+        finally:  # also when the other side is gone
+            stopped.set()
     for future in futures:
         future.result()
     connection.send((rate * args.pages, sum(status != 200 for status in statuses)))
@@ -134,13 +137,14 @@ def clients_at_work(
 
 
 def stream_gaps(client: httpx.Client, model: str, seconds: float) -> list[float]:
-    """Seconds between the texts of a stream, which is asked anew until the time is over."""
+    """Seconds between the texts of a stream, which is asked anew until the time is over.
+
+    Each answer ends by itself: special tokens after its end have no text.
+    """
     gaps: list[float] = []
     deadline = time.perf_counter() + seconds
     messages = [{"role": "user", "content": "Tell me a story."}]
-    body = {
-        "model": model, "max_tokens": 400, "stream": True, "ignore_eos": True, "messages": messages
-    }  # fmt: skip
+    body = {"model": model, "max_tokens": 400, "stream": True, "messages": messages}
     while time.perf_counter() < deadline:
         with client.stream("POST", "/chat/completions", json=body) as answer:
             answer.raise_for_status()
@@ -186,7 +190,7 @@ def measure(args: argparse.Namespace, gaps: dict[str, list[float]], outcomes: li
             *("--ready-file", str(ready), "--port", "0"),
         ]
         with (Path(folder) / "up.log").open("wb") as log:
-            process = subprocess.Popen(command, stdout=log, stderr=log)
+            process = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
         try:
             while not ready.exists() and process.poll() is None:
                 time.sleep(0.1)

@@ -6,7 +6,7 @@ import asyncio
 import hashlib
 import threading
 import time
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
@@ -35,6 +35,7 @@ from engine.multimodal.inputs import (
     split_sampling,
 )
 from engine.system.worker_process import WorkerProcess
+from inference.errors import Overloaded
 from inference.loop.offload import FairThreadPool
 from inference.rendering.media_files import read_source
 from inference.rendering.media_sources import MediaSource, admit_sources
@@ -52,6 +53,8 @@ NUM_WORKERS = 2
 REQUEST_CONCURRENCY = 4
 #: Maximum number of a tenant's media per worker that wait: those of 80 requests.
 TENANT_PER_WORKER = 160
+#: Maximum bytes of these: a small request may name large files by their addresses.
+TENANT_WAITING_BYTES = 512 << 20
 #: Seconds for one image, video or document, after which its process is killed.
 PREPARE_TIMEOUTS_S = {"image": 20.0, "audio": 20.0, "video": 60.0, "document": 60.0}
 #: The same for an audio file, which may be hours long.
@@ -98,6 +101,7 @@ class MediaPool:
         self._fetchers = FairThreadPool(num_fetchers, "quire-fetch", "images")
         self._preparers = FairThreadPool(NUM_WORKERS, "quire-media", "images", TENANT_PER_WORKER)
         self._worker = threading.local()
+        self._waiting_bytes: Counter[str] = Counter()
         #: Least recently used first. Keyed by tenant and cache namespace: response times must not
         #: reveal what other tenants have sent, nor an erased one of the same name.
         self._prepared: OrderedDict[bytes, PreparedPicture | PreparedDocument] = OrderedDict()
@@ -277,7 +281,9 @@ class MediaPool:
 
     async def _ask(self, request: bytes, timeout_s: float, kind: str, caller: Caller) -> Answer:
         """Send a request to a worker and charge the caller for its time."""
-        loop = asyncio.get_running_loop()
+        loop, waiting, tenant = asyncio.get_running_loop(), self._waiting_bytes, caller.tenant
+        if waiting[tenant] + len(request) > TENANT_WAITING_BYTES:
+            raise Overloaded("Too many bytes of files wait. Try again in a moment.")
 
         def ask() -> tuple[Answer, Future[None]]:
             started = time.perf_counter()
@@ -286,7 +292,11 @@ class MediaPool:
             charge = charge_media(caller, seconds=time.perf_counter() - started)
             return answer, asyncio.run_coroutine_threadsafe(charge, loop)
 
-        answer, charged = await asyncio.wrap_future(self._preparers.submit(caller.tenant, ask))
+        waiting[tenant] += len(request)
+        try:
+            answer, charged = await asyncio.wrap_future(self._preparers.submit(tenant, ask))
+        finally:
+            waiting[tenant] -= len(request)
         await asyncio.shield(asyncio.wrap_future(charged))
         return answer
 

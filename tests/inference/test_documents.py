@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import threading
+from collections.abc import Coroutine
 from dataclasses import replace
 from typing import Any
 
@@ -13,11 +15,14 @@ from common.errors import RateLimited
 from engine.contract.errors import InvalidRequest
 from engine.contract.messages import ModelInfo
 from engine.multimodal.documents import MAX_TEXT_CHARS
+from engine.multimodal.inputs import PreparedDocument
 from engine.text import Tokenizer
+from inference.errors import Overloaded
 from inference.rendering import media_pool
 from inference.rendering.documents import read_documents
 from inference.rendering.media_pool import MediaPool
 from inference.rendering.media_sources import MediaSource, admit_sources, find_media
+from tenants.authentication import Caller
 from tenants.caller import MediaLimits
 from tenants.models import ApiKey
 from tests.engine.multimodal.pdfs import encrypted_pdf, pdf
@@ -199,6 +204,33 @@ async def test_no_more_than_the_limit_is_cached_pages_without_text_included(
         url = f"data:;base64,{encoded(pdf(['']) + b'%% %d' % number)}"
         await pool.read_document(MediaSource(url, "messages", kind="document"), 0, CALLER)
     assert bool(max_bytes) <= len(pool._prepared) <= max_documents
+
+
+async def test_a_tenants_waiting_files_have_bounded_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    release, pool = threading.Event(), MediaPool()
+    loop, started = asyncio.get_running_loop(), asyncio.Queue[None]()
+
+    def ask_worker(*_: Any) -> PreparedDocument:
+        loop.call_soon_threadsafe(started.put_nowait, None)
+        release.wait(10)
+        return PreparedDocument([])
+
+    monkeypatch.setattr(pool, "_ask_worker", ask_worker)
+    monkeypatch.setattr(media_pool, "TENANT_WAITING_BYTES", 1000)
+
+    def read(name: bytes, caller: Caller) -> Coroutine[Any, Any, PreparedDocument]:
+        url = f"data:;base64,{encoded(b'%PDF-' + name * 600)}"
+        return pool.read_document(MediaSource(url, "messages", kind="document"), 0, caller)
+
+    other = replace(CALLER, tenant="other", tenant_id=9)
+    waiting = [asyncio.ensure_future(read(b"a", caller)) for caller in (CALLER, other)]
+    for _ in waiting:
+        await asyncio.wait_for(started.get(), 10)
+    with pytest.raises(Overloaded):
+        await read(b"c", CALLER)
+    release.set()
+    await asyncio.gather(*waiting, read(b"a", CALLER))
+    await read(b"c", CALLER)
 
 
 @pytest.mark.parametrize(
