@@ -33,6 +33,7 @@ WORDS = (
     "CAT DOG SUN MOON STAR TREE FISH BIRD HOUSE BOOK CAKE DOOR GOLD HAND KING LAMP MILK NOSE RAIN",
     "ROAD SHIP SNOW WIND WOLF YES NO HELLO STOP GO OPEN EXIT SALE HOT COLD TEA APPLE BREAD QUIRE",
 )
+MAX_LETTERS = 5
 SHAPES = ("circle", "square", "triangle", "star", "cross", "ring")
 PHOTOS = {"china.jpg": "a temple", "flower.jpg": "a flower"}
 #: Asked of any picture.
@@ -44,26 +45,31 @@ GENERAL = (
 NO_PICTURE = "I answer questions about pictures. Show me a digit, a word, a shape or a chart."
 
 
+Letters = list[tuple[str, tuple[float, float, float, float]]]
+
+
 @dataclass(frozen=True, slots=True)
 class Picture:
     """A picture and what may be asked about it.
 
     Attributes:
         questions: (question, answer); the first is one of `GENERAL`.
+        letters: those of a word, each with its left, top, right and bottom, from 0 to 1.
     """
 
     kind: str
     image: Image.Image
     questions: list[tuple[str, str]]
+    letters: Letters
 
 
 def draw(kind: str, rng: Random, split: str = "train") -> Picture:
-    """A picture of this kind. `split`: "test" for digits and words that training never shows."""
-    image, general, particular = KINDS[kind](rng, split)
-    return Picture(kind, image, [(rng.choice(GENERAL), general), *particular])
+    """A picture of this kind. `split`: "test" for digits and letters that training never shows."""
+    image, general, particular, letters = KINDS[kind](rng, split)
+    return Picture(kind, image, [(rng.choice(GENERAL), general), *particular], letters)
 
 
-Drawn = tuple[Image.Image, str, list[tuple[str, str]]]
+Drawn = tuple[Image.Image, str, list[tuple[str, str]], Letters]
 
 
 def _digit(rng: Random, split: str) -> Drawn:
@@ -79,7 +85,7 @@ def _digit(rng: Random, split: str) -> Drawn:
     canvas.paste(ink, (rng.randint(0, side - size), rng.randint(0, side - size)), mask)
     digit = labels[index]
     questions = ("Which digit is it?", "What number is this?", "Which digit is this?")
-    return canvas, f"This is the digit {digit}.", [(rng.choice(questions), f"It is {digit}.")]
+    return canvas, f"This is the digit {digit}.", [(rng.choice(questions), f"It is {digit}.")], []
 
 
 @cache
@@ -94,26 +100,36 @@ def _digits(split: str) -> tuple[np.ndarray, list[int]]:
 
 
 def _word(rng: Random, split: str) -> Drawn:
+    return _written(rng.choice(" ".join(WORDS).split()), rng)
+
+
+def _letters(rng: Random, split: str) -> Drawn:
     while True:
-        word = rng.choice(" ".join(WORDS).split())
-        if split == "test" or rng.random() < 0.7:
-            # Letters are learned from few of them.
-            length = min(rng.randint(1, 5), rng.randint(1, 5))
-            word = "".join(rng.choices(ascii_uppercase, k=length))
+        word = "".join(rng.choices(ascii_uppercase, k=rng.randint(1, MAX_LETTERS)))
         if held_out(word) == (split == "test"):
-            break
+            return _written(word, rng)
+
+
+def _written(word: str, rng: Random) -> Drawn:
     font = ImageFont.load_default(rng.randint(20, 40))
     left, top, right, bottom = font.getbbox(word)
     width, height = int(right - left), int(bottom - top)
     # A word keeps some of its breadth: the model sees a square.
-    canvas_width = round(width * rng.uniform(1.05, 1.5)) + 4
+    canvas_width = round(width * rng.uniform(1.05, 1.3)) + 4
     canvas_height = max(height + 4, round(rng.uniform(0.4, 1.0) * canvas_width))
     canvas = Image.new("RGB", (canvas_width, canvas_height), rng.choice(PAPER))
     x = rng.randint(1, canvas_width - width - 1) - left
     y = rng.randint(1, canvas_height - height - 1) - top
     ImageDraw.Draw(canvas).text((x, y), word, fill=_ink(rng), font=font)
+    ends = [x + font.getlength(word[:index]) for index in range(len(word) + 1)]
+    above, below = (y + top) / canvas_height, (y + bottom) / canvas_height
+    letters = [
+        (letter, (start / canvas_width, above, end / canvas_width, below))
+        for letter, start, end in zip(word, ends, ends[1:])
+    ]
     questions = ("What does it say?", "Read it.", "Read the word.", "What is written here?")
-    return canvas, f'This is the word "{word}".', [(rng.choice(questions), f'It says "{word}".')]
+    answer = f'It says "{word}".'
+    return canvas, f'This is the word "{word}".', [(rng.choice(questions), answer)], letters
 
 
 def _shape(rng: Random, split: str) -> Drawn:
@@ -133,6 +149,7 @@ def _shape(rng: Random, split: str) -> Drawn:
             (rng.choice(shapes), f"It is a {shape}."),
             (rng.choice(colors), f"It is {name}."),
         ],
+        [],
     )
 
 
@@ -186,6 +203,7 @@ def _chart(rng: Random, split: str) -> Drawn:
             ("Which bar is the tallest?", f"The tallest is {tallest}."),
             ("Which bar is the lowest?", f"The lowest is {lowest}."),
         ],
+        [],
     )
 
 
@@ -196,7 +214,7 @@ def _photo(rng: Random, split: str) -> Drawn:
     left, top = rng.randint(0, photo.width - side), rng.randint(0, photo.height - side)
     cut = photo.crop((left, top, left + side, top + side))
     what = f"This is a photograph of {PHOTOS[name]}."
-    return cut, what, [(rng.choice(("Is this a photograph?", "What does it show?")), what)]
+    return cut, what, [(rng.choice(("Is this a photograph?", "What does it show?")), what)], []
 
 
 @cache
@@ -210,6 +228,7 @@ def _sample_photo(name: str) -> Image.Image:
 KINDS: dict[str, Callable[[Random, str], Drawn]] = {
     "digit": _digit,
     "word": _word,
+    "letters": _letters,
     "shape": _shape,
     "chart": _chart,
     "photograph": _photo,
@@ -217,10 +236,10 @@ KINDS: dict[str, Callable[[Random, str], Drawn]] = {
 
 
 def stream(seed: int) -> Iterator[Picture]:
-    """Pictures of all kinds without end; words, which are hardest, most often."""
+    """Pictures of all kinds without end; letters, which are hardest, most often."""
     rng = Random(seed)
     while True:
-        (kind,) = rng.choices(list(KINDS), weights=(4, 5, 1.5, 1.5, 0.3))
+        (kind,) = rng.choices(list(KINDS), weights=(4, 1.5, 3.5, 1.5, 1.5, 0.3))
         yield draw(kind, rng)
 
 

@@ -1,4 +1,4 @@
-"""Trains the demo model that sees, a LLaVA of 1.0 million parameters.
+"""Trains the demo model that sees, a LLaVA of 1.2 million parameters.
 
     python -m demo.vision.train --out DIR [--steps N] [--minutes N]
 
@@ -14,8 +14,10 @@ from collections.abc import Iterator
 from itertools import count, islice
 from pathlib import Path
 from random import Random
+from string import ascii_uppercase
 
 import torch
+from torch import nn
 from transformers import (
     CLIPImageProcessorPil,
     CLIPVisionConfig,
@@ -35,11 +37,11 @@ from demo.train import (
     schedule,
     update,
 )
-from demo.vision.pictures import GENERAL, NO_PICTURE, Picture, stream
+from demo.vision.pictures import GENERAL, MAX_LETTERS, NO_PICTURE, Picture, stream
 
 SEED = 5
 IMAGE = "<image>"
-SIDE, PATCH = 48, 8
+SIDE, PATCH = 64, 8
 VOCABULARY = 448
 BATCH = 64
 SAVE_EVERY = 25
@@ -82,7 +84,7 @@ def make_model(tokens: PreTrainedTokenizerFast) -> LlavaForConditionalGeneration
     vision = CLIPVisionConfig(
         hidden_size=128,
         intermediate_size=384,
-        num_hidden_layers=2,
+        num_hidden_layers=3,
         num_attention_heads=4,
         image_size=SIDE,
         patch_size=PATCH,
@@ -138,11 +140,12 @@ def batches(processor: LlavaProcessor, seed: int) -> Iterator[dict[str, torch.Te
     """Conversations side by side, with the tokens to be learned as labels."""
     rng, pictures, tokens = Random(seed), stream(seed), processor.tokenizer
     for number in count(1):
-        rows, images, follow_up = [], [], number % FOLLOW_UP_EVERY == 0
+        rows, images, letters, follow_up = [], [], [], number % FOLLOW_UP_EVERY == 0
         for index in range(BATCH):
             picture = None if index % BLIND_EVERY == 0 else next(pictures)
             if picture is not None:
                 images.append(picture.image)
+                letters += letters_of_patches(picture)
             ids: list[int] = []
             labels: list[int] = []
             for text, learned in conversation(picture, rng, follow_up=follow_up):
@@ -159,13 +162,53 @@ def batches(processor: LlavaProcessor, seed: int) -> Iterator[dict[str, torch.Te
                 [[1] * len(ids) + [0] * (length - len(ids)) for ids, _ in rows]
             ),
             "pixel_values": processor.image_processor(images, return_tensors="pt")["pixel_values"],
+            "letters": torch.tensor(letters),
         }
+
+
+class LetterTeacher(nn.Module):
+    """Tells from what the decoder gets of each patch which letter it shows. Not exported.
+
+    Letters take a fraction of the pictures that they take where answers alone are learned.
+    """
+
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self.letter = nn.Linear(size, len(ascii_uppercase))
+        self.place = nn.Linear(size, MAX_LETTERS)
+
+    def forward(self, features: torch.Tensor, letters: torch.Tensor) -> torch.Tensor:
+        """The mean loss of the letter and its place. `features`: (patches, size), `letters`: as of
+        `letters_of_patches`."""
+        shown = letters[:, 0] >= 0
+        features, letters = features[shown], letters[shown]
+        losses = (
+            nn.functional.cross_entropy(head(features).float(), letters[:, column])
+            for column, head in enumerate((self.letter, self.place))
+        )
+        return sum(losses)
+
+
+def letters_of_patches(picture: Picture) -> list[tuple[int, int]]:
+    """The letter that the middle of each patch shows, from 0, and its place in the word, from 0; -1
+    twice for none.
+    """
+    labels = []
+    for index in range((SIDE // PATCH) ** 2):
+        y, x = ((number + 0.5) * PATCH / SIDE for number in divmod(index, SIDE // PATCH))
+        label = (-1, -1)
+        for place, (letter, (left, top, right, bottom)) in enumerate(picture.letters):
+            if left <= x < right and top <= y < bottom:
+                label = ascii_uppercase.index(letter), place
+        labels.append(label)
+    return labels
 
 
 def export(out: Path, model: LlavaForConditionalGeneration, processor: LlavaProcessor) -> None:
     """The model as it ships, in bfloat16. The model in training is left as it is."""
     shipped = LlavaForConditionalGeneration(model.config).to(torch.bfloat16)
-    shipped.load_state_dict(model.state_dict())
+    weights = model.state_dict()
+    shipped.load_state_dict({name: weights[name] for name in shipped.state_dict()})
     tokens = processor.tokenizer
     shipped.generation_config.update(
         eos_token_id=tokens.eos_token_id,
@@ -183,13 +226,18 @@ def train(out: Path, steps: int, minutes: float) -> None:
     processor = make_processor(make_tokenizer())
     torch.manual_seed(SEED)
     model = make_model(processor.tokenizer)
+    model.set_attn_implementation("eager")  # learns in half of the fused kernel's time
+    model.letters = LetterTeacher(model.config.text_config.hidden_size)
     optimizer = Optimizer(model)
     first = load_checkpoint(out, model, optimizer)
     print(f"{model.num_parameters():,} parameters, from step {first}", flush=True)
     started, losses = time.monotonic(), []
     for step, batch in zip(range(first, steps), batches(processor, SEED + first)):
+        letters = batch.pop("letters")
         with torch.autocast("cpu", torch.bfloat16):
-            loss = model(**batch, use_cache=False).loss
+            answers = model(**batch, use_cache=False)
+            features = answers.image_hidden_states.flatten(0, -2)
+            loss = answers.loss + model.letters(features, letters)
         update(model, optimizer, loss, schedule(step, steps))
         losses.append(loss.item())
         if (step + 1) % 50 == 0:

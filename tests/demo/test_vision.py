@@ -8,18 +8,20 @@ from random import Random
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from transformers import LlavaForConditionalGeneration, PreTrainedTokenizerFast
 
 import demo.vision
 from demo.generator.splits import held_out
 from demo.vision.evaluate import count_right
-from demo.vision.pictures import KINDS, NO_PICTURE, draw
+from demo.vision.pictures import KINDS, NO_PICTURE, Picture, draw
 from demo.vision.train import (
     IMAGE,
     PATCH,
     SIDE,
     batches,
     export,
+    letters_of_patches,
     make_model,
     make_processor,
     make_tokenizer,
@@ -47,10 +49,10 @@ def test_a_picture_follows_from_its_seed_and_its_answers_from_it(kind):
 
 
 @pytest.mark.parametrize("split", ["train", "test"])
-def test_words_of_one_split_are_not_in_the_other(split):
+def test_letters_of_one_split_are_not_in_the_other(split):
     rng = Random(3)
     for _ in range(20):
-        answer = draw("word", rng, split).questions[0][1]
+        answer = draw("letters", rng, split).questions[0][1]
         assert held_out(answer.split('"')[1]) is (split == "test")
 
 
@@ -61,6 +63,15 @@ def test_answers_alone_are_learned_and_a_picture_is_its_patches(processor):
     learned = [tokens.decode(row[row != -100]) for row in batch["labels"]]
     assert learned[0] == f"{NO_PICTURE}<|im_end|>"
     assert all(answer.endswith(".<|im_end|>") for answer in learned)
+
+
+def test_a_patch_shows_the_letter_at_its_middle():
+    image = Image.new("RGB", (80, 40))
+    picture = Picture("word", image, [], [("B", (0, 0, 0.5, 1)), ("A", (0.5, 0.5, 1, 1))])
+    labels = letters_of_patches(picture)
+    side = SIDE // PATCH
+    assert labels[:side] == [(1, 0)] * (side // 2) + [(-1, -1)] * (side // 2)
+    assert labels[-side:] == [(1, 0)] * (side // 2) + [(0, 1)] * (side // 2)
 
 
 def test_the_engine_runs_what_is_exported_as_transformers_does(processor, tmp_path):
@@ -94,7 +105,9 @@ def test_the_shipped_model_is_small():
     assert sum(path.stat().st_size for path in SHIPPED.iterdir()) < 4 << 20
 
 
-@pytest.mark.parametrize(("kind", "min_right"), [("digit", 7), ("shape", 9), ("chart", 9)])
+@pytest.mark.parametrize(
+    ("kind", "min_right"), [("digit", 7), ("word", 8), ("letters", 5), ("shape", 9), ("chart", 9)]
+)
 def test_the_shipped_model_describes_held_out_pictures(shipped_model, kind, min_right):
     processor = make_processor(PreTrainedTokenizerFast.from_pretrained(SHIPPED))
     assert count_right(shipped_model, processor, kind, 10) >= min_right
