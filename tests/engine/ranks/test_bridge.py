@@ -29,10 +29,10 @@ REFUSED = dict.fromkeys(
     (
         *("afmoe", "bert", "bitnet", "ctrl", "diffllama", "granitemoeshared", "hunyuan_v1_dense"),
         *("hunyuan_v1_moe", "jetmoe", "modernbert-decoder", "nemotron_h-moe", "persimmon"),
-        *("phimoe", "gpt2-by-layer", "opt-350m", "falcon_mamba", "biogpt"),
+        *("phimoe", "gpt2-by-layer", "opt-350m", "falcon_mamba", "biogpt", "gpt_oss"),
     ),
     "has no plan",
-) | dict.fromkeys(("granite_swa", "granitemoe_swa", "mimo_v2_flash", "gpt_oss"), "local_params")
+) | dict.fromkeys(("granite_swa", "granitemoe_swa", "mimo_v2_flash"), "local_params")
 
 
 def both(folder: Path, size: int = 2, **settings: Any) -> tuple[Any, Any]:
