@@ -37,7 +37,12 @@ def frames_key(replica_id: str, prefix: str = KEY_PREFIX) -> str:
 
 
 class TenantBlocks(msgspec.Struct, array_like=True):
-    """One tenant's blocks and sequences; `maximum` and `reserved` in blocks."""
+    """One tenant's blocks and sequences; `maximum` and `reserved` in blocks.
+
+    Attributes:
+        states: recurrent states in use; 0 for models without.
+        kept_states: free ones that it used last; many are checkpoints of prefixes.
+    """
 
     name: str
     used: int
@@ -46,6 +51,8 @@ class TenantBlocks(msgspec.Struct, array_like=True):
     maximum: int
     running: int
     waiting: int
+    states: int = 0
+    kept_states: int = 0
 
 
 class KVMapBlock(msgspec.Struct, array_like=True, gc=False):

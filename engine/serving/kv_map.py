@@ -185,6 +185,8 @@ class KVMapBuilder:
 
 
 def _tenants(scheduler: Scheduler) -> list[TenantBlocks]:
+    manager = scheduler.kv.states
+    states = {} if manager is None else {quota.name: quota for quota in manager.pool.quotas}
     return [
         TenantBlocks(
             quota.name,
@@ -194,6 +196,8 @@ def _tenants(scheduler: Scheduler) -> list[TenantBlocks]:
             quota.maximum,
             quota.running,
             quota.sequences - quota.running,
+            states[quota.name].used if quota.name in states else 0,
+            states[quota.name].free.count if quota.name in states else 0,
         )
         for quota in scheduler.kv.quotas
     ]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import time
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import redis
 
@@ -20,9 +21,11 @@ from engine.scheduler.request import SequenceStatus
 from engine.serving.kv_map import KVMapBuilder, KVMapPublisher
 from kv_map.state import cells_of
 from tests.engine.helpers import Driver
-from tests.engine.kv_transfer.test_offloading import connector_of, make, prompt, run
+from tests.engine.kv_transfer.test_offloading import connector_of, make, message, prompt, run
 from tests.engine.replica import Gateway, replica
 from tests.engine.test_service import Folder
+from tests.survey.recipes import RECIPES
+from tests.survey.tiny import make_checkpoint
 
 
 @dataclass
@@ -44,6 +47,21 @@ class Mirror:
 
 def make_map() -> KVMapBuilder:
     return KVMapBuilder(KVMapPublisher(redis.Redis(), "none", "r1"), "r1", "r1-1")
+
+
+def test_a_tenants_states_and_their_kept_copies_are_counted(tmp_path: Path) -> None:
+    make_checkpoint(RECIPES["mamba2"], tmp_path)
+    core, kv_map = make(tmp_path), make_map()
+    kv_map.watch(b"1")
+    run(core, {"a": prompt(1, 70)}, tenant="one")
+    core.add_request(message("b", prompt(2, 70), tenant="two"))
+    core.step()
+    one, two = (
+        next(tenant for tenant in kv_map.frame(core.scheduler).tenants if tenant.name == name)
+        for name in ("one", "two")
+    )
+    assert (one.states, two.states) == (0, 2)
+    assert one.kept_states == 2
 
 
 def truth(driver: Driver) -> dict[int, tuple[int, bool, str, frozenset[str]]]:
