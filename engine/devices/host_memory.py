@@ -125,9 +125,9 @@ def num_cpu_blocks(
 ) -> int:
     """Blocks of the KV pool on a CPU.
 
-    `num_gpu_blocks_override` takes precedence, then `cpu_kvcache_space`; the default is what the
-    predecessor has, or a quarter of the free memory, at most 4 GiB. Never more than all sequences
-    at full length could use.
+    `num_gpu_blocks_override` takes precedence, then `cpu_kvcache_space`; the default is a quarter
+    of the free memory, and no less than the predecessor has, at most 4 GiB. Never more than all
+    sequences at full length could use.
 
     Args:
         config: the settings.
@@ -147,7 +147,8 @@ def num_cpu_blocks(
         return config.num_gpu_blocks_override
     space = kv_cache_space(config)
     if config.cpu_kvcache_space is None and (tokens := os.environ.get(PREDECESSOR_VARIABLE)):
-        space = min(int(tokens) * bytes_per_token, _DEFAULT_MAX_BYTES)
+        # The predecessor may have had room for fewer or shorter sequences.
+        space = max(space, min(int(tokens) * bytes_per_token, _DEFAULT_MAX_BYTES))
     blocks = space // (bytes_per_token * config.block_size)
     if blocks < min_blocks:
         raise ConfigError(

@@ -216,9 +216,10 @@ class Supervisor:
         serve until successors under other ids are ready, if the memory suffices for both. They are
         replaced in their place if one of these fails, for example because both need the same port.
         """
+        group = str(model.pk) if size > 1 else ""
         sides = [
             [
-                self._slot(model, index, 2 * index + side, group=f"{model.pk}-{side}")
+                self._slot(model, index, 2 * index + side, group=group and f"{group}-{side}")
                 for index in range(size)
             ]
             for side in (0, 1)
@@ -237,12 +238,13 @@ class Supervisor:
             if all(map(self._serves, slots)):
                 return current
         else:
-            waiting = {slot.group for slot in old if not self._serves(slot)}
-            old = [slot for slot in old if slot.group not in waiting]
-            free = [side for side in sides if not _side_of([side], old)]
-            if not (old and free and self._has_memory_for(model)):
+            waiting = {slot.group or slot.replica_id for slot in old if not self._serves(slot)}
+            old = [slot for slot in old if (slot.group or slot.replica_id) not in waiting]
+            if not (old and self._has_memory_for(model)):
                 return _side_of(sides, running) or sides[0]
-            current = free[0]
+            free = [side for side in sides if not _side_of([side], old)]
+            current = (free or sides)[0]  # with none, the others serve until the first side does
+            old = [slot for slot in old if not _side_of([current], [slot])]
         self._predecessors[model.pk] = old
         return [*old, *current]
 
@@ -385,11 +387,11 @@ class Supervisor:
                 publish_starting_heartbeat(self._redis, self.prefix, slot)
 
     def _capacity_for(self, slot: ReplicaSlot) -> dict[str, str]:
-        """Environment by which a successor takes as large a KV cache as its predecessor has."""
+        """Environment by which a successor's KV cache is no smaller than its predecessor's."""
         old = self._predecessors.get(slot.served_model_id, [])
         beat = self._beats.get(old[0].replica_id) if old and slot not in old else None
-        tokens = 0 if beat is None else beat.model.kv_capacity_tokens
-        return {PREDECESSOR_VARIABLE: str(tokens)} if tokens else {}
+        tokens = None if beat is None else beat.model.cache_config.get("kv_cache_size_tokens")
+        return {PREDECESSOR_VARIABLE: tokens} if tokens else {}
 
     def _is_occupied(self, slot: ReplicaSlot) -> bool:
         """Whether another process serves under its id."""

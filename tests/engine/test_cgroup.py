@@ -126,5 +126,8 @@ def test_a_successor_has_as_large_a_kv_cache(monkeypatch: pytest.MonkeyPatch) ->
     assert memory.num_cpu_blocks(config, 1024, 1024) == (1 << 10) // config.block_size
     monkeypatch.setenv(cgroup.PREDECESSOR_VARIABLE, str(3 << 10))
     assert memory.num_cpu_blocks(config, 1024, 1024) == (3 << 10) // config.block_size
+    monkeypatch.setenv(cgroup.PREDECESSOR_VARIABLE, "16")  # its sequences were shorter
+    assert memory.num_cpu_blocks(config, 1024, 1024) == (1 << 10) // config.block_size
+    monkeypatch.setenv(cgroup.PREDECESSOR_VARIABLE, str(3 << 10))
     limited = EngineConfig(model="m", cpu_kvcache_space=2 / 1024)
     assert memory.num_cpu_blocks(limited, 1024, 1024) == (2 << 10) // limited.block_size

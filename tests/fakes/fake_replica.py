@@ -142,6 +142,7 @@ class FakeReplica:
             vocab_size=vocab_size,
             dtype="float32",
             kv_capacity_tokens=max_model_len * 8,
+            cache_config={"kv_cache_size_tokens": str(max_model_len * 16)},
             eos_token_ids=list(eos_token_ids),
         )
         self.token_delay, self.load_seconds = token_delay, load_seconds

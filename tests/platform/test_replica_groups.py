@@ -170,7 +170,7 @@ def test_the_only_replica_serves_until_its_successor_does_where_memory_suffices(
     actions.update_model(actor=SYSTEM_ACTOR, model=model, settings={"max_model_len": 98})
     tick_until(supervisor, lambda: first in supervisor.slots, "its successor starts")
     environment = Path(f"/proc/{supervisor.slots[first].last_pid}/environ").read_text()
-    assert f"{PREDECESSOR_VARIABLE}={99 * 8}" in environment  # what the fake says it has
+    assert f"{PREDECESSOR_VARIABLE}={99 * 16}" in environment  # what the fake says it has
     os.kill(supervisor.slots[first].last_pid, signal.SIGKILL)
     tick_until(supervisor, lambda: ServedModel.objects.get().max_model_len == 98, "it's replaced")
     assert set(supervisor.slots) == {second}
@@ -178,3 +178,24 @@ def test_the_only_replica_serves_until_its_successor_does_where_memory_suffices(
 
     monkeypatch.setattr("catalog.sizing.available_memory", lambda: 1 << 20)
     assert change(97, keeps_serving=False) == second
+
+
+def test_a_change_of_settings_and_of_the_number_at_once_leaves_no_gap(
+    supervisor: Supervisor, folder: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checkpoint = Checkpoint("X", "safetensors", 8 << 20, 1)
+    monkeypatch.setattr("catalog.memory_plan.checkpoint_of", lambda source, settings: checkpoint)
+    model = actions.load_model(actor=SYSTEM_ACTOR, name="m", source=folder)
+    tick_until(supervisor, ready(), "the replica is ready")
+    for size, length in ((2, 99), (1, 98)):
+        actions.update_model(
+            actor=SYSTEM_ACTOR, model=model, num_replicas=size, settings={"max_model_len": length}
+        )
+
+        def changed(size: int = size, length: int = length) -> bool:
+            assert "ready" in states()  # at every look
+            slots = supervisor.slots.values()
+            is_new = [f"--max-model-len={length}" in slot.command for slot in slots]
+            return ready(size)() and is_new == [True] * size
+
+        tick_until(supervisor, changed, f"{size} of length {length} are ready")
