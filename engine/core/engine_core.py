@@ -43,6 +43,7 @@ from engine.core.steps_in_flight import StepInFlight, StepsInFlight
 from engine.executor.multiproc_executor import make_executor
 from engine.kv_transfer.base import KVConnectorBase, KVLoadError
 from engine.kv_transfer.event_publisher import make_event_publisher
+from engine.kv_transfer.storage_queue import READ_TIMEOUT_S
 from engine.lora.adapter_cache import AdapterManager
 from engine.lora.admission import AdapterAdmission
 from engine.multimodal.audio import FEATURES
@@ -244,6 +245,12 @@ class EngineCore:
         if self.config.enable_log_requests:  # before it is queued: decoding the prompt may fail
             log_request(message, self.tokenizer if prompt_embeds is None else None)
         request = self._input_processor.make_request(message, on_done, prompt_embeds)
+        for sequence in request.sequences:
+            if sequence.request_id in self.scheduler.kv_transfers:
+                raise InvalidRequest(
+                    f"The KV connector still holds blocks of a request {sequence.request_id!r}.",
+                    param="request_id",
+                )
         self._attach(request, prompt_embeds, media or {})
         self.cached_prefixes.record(message.prefix_key, request.sequences[0])
         if self._admit(request):
@@ -568,6 +575,11 @@ class EngineCore:
         """
         self.check_sleep(level)
         deltas = self.preempt_all() + self._outputs.aligner.pop_ready(None)
+        connector, deadline = self.scheduler.kv_connector, time.monotonic() + READ_TIMEOUT_S
+        while connector and self.scheduler.kv_transfers and time.monotonic() < deadline:
+            # Blocks of requests that the last step has ended are being sent.
+            deltas += self._poll_kv_transfers(connector)
+            time.sleep(_TRANSFER_POLL_S)
         if not self.executor.is_sleeping:  # a deeper sleep may follow a lighter one
             # Save blocks while they still exist.
             self.executor.apply_plan(self.scheduler.plan_removals())

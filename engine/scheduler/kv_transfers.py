@@ -63,6 +63,12 @@ class KVTransfers:
         """Number of requests whose blocks the connector holds."""
         return len(self._loads) + len(self._loading) + len(self._sending)
 
+    def __contains__(self, request_id: str) -> bool:
+        """Whether the connector holds blocks under this id: what it says of them must not be taken
+        for what it says of others.
+        """
+        return any(request_id in owned for owned in (self._loads, self._loading, self._sending))
+
     @property
     def tenants(self) -> dict[int, str]:
         """By key of their block tables, the tenants of sequences whose blocks are held."""
@@ -104,6 +110,7 @@ class KVTransfers:
                     failed.append(load.sequence)
                 self._queue(load)
             elif (retained := self._loading.pop(request_id, None)) is not None:
+                self._failed_block_ids.difference_update(self._block_ids(retained[0]))
                 self._free(*retained)
         for request_id in sent or ():
             if (retained := self._sending.pop(request_id, None)) is not None:
@@ -129,8 +136,7 @@ class KVTransfers:
 
     def _receive(self, sequence: Sequence) -> bool:
         """Cache and free the blocks that were loaded; whether all were."""
-        [table] = self._kv.get_block_tables(sequence.seq_id)
-        block_ids = [block.block_id for block in table]
+        block_ids = self._block_ids(sequence.seq_id)
         failed = self._failed_block_ids.intersection(block_ids)
         first = min(map(block_ids.index, failed), default=len(block_ids))
         num_tokens = min(sequence.num_computed_tokens, first * self._kv.block_size)
@@ -139,6 +145,10 @@ class KVTransfers:
         self._failed_block_ids -= failed
         self.num_failures["load_error"] += len(failed)
         return not failed
+
+    def _block_ids(self, key: int) -> list[int]:
+        [table] = self._kv.get_block_tables(key)
+        return [block.block_id for block in table]
 
     def _queue(self, load: _Load) -> None:
         load.sequence.status, load.sequence.num_computed_tokens = load.status, 0

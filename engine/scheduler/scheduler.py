@@ -576,6 +576,8 @@ class Scheduler:
             return num_tokens, False
         if not self.kv.enable_caching or sequence.request.is_beam_search:
             return 0, False  # a beam's tokens may be replaced meanwhile
+        if sequence.request_id in self.kv_transfers:
+            return 0, False  # its blocks came too late once, and haven't come yet
         return num_tokens, True
 
     def _loads_encoder_states(self, sequence: Sequence, block_ids: list[list[int]]) -> bool:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from engine.contract.errors import EngineOverloaded
+from engine.contract.errors import EngineOverloaded, InvalidRequest
 from engine.contract.messages import TokenDelta
 from engine.core.engine_core import EngineCore
 from engine.executor.worker import Worker
@@ -245,3 +245,86 @@ def test_without_a_prefix_cache_what_would_be_loaded_meanwhile_is_computed(
     )
     assert run(core, {"a": prompt(1, 70)}) == expected
     assert not connector.receiving
+
+
+def test_blocks_that_came_late_are_not_loaded_again_under_the_same_id(
+    model_folder: Folder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    core, connector, expected = make_saved(model_folder("llama"), {"a": prompt(1, 70)})
+    monkeypatch.setattr("engine.scheduler.kv_transfers.READ_TIMEOUT_S", 0.0)
+    request = core.add_request(message("a", prompt(1, 70)))
+    deltas = step_until(core, lambda: request.sequences[0].num_output_tokens > 1)
+    first = connector.receiving["a"]
+    deltas += core.preempt_all()
+    core.scheduler.kv.uncache_all(request.sequences[0].block_hashes)
+    deltas += step_until(core, lambda: not core.requests)
+    assert tokens_of(deltas, "a") == expected["a"]
+    assert connector.receiving["a"] == first
+    connector.receive()
+    assert run(core, {}) == {}
+
+
+def test_an_id_is_in_use_until_its_blocks_are_free(model_folder: Folder) -> None:
+    core, connector, expected = make_saved(model_folder("llama"), {"a": prompt(1, 70)})
+    core.add_request(message("a", prompt(1, 70)))
+    step_until(core, lambda: connector.receiving)
+    core.abort("a")
+    with pytest.raises(InvalidRequest, match="'a'") as refusal:
+        core.add_request(message("a", prompt(2, 70)))
+    assert refusal.value.param == "request_id"
+    connector.receive()
+    assert run(core, {}) == {}
+    core.add_request(message("a", prompt(1, 70)))
+    step_until(core, lambda: connector.receiving)
+    connector.receive()
+    assert run(core, {"a": []}) == expected
+
+
+def test_blocks_that_an_aborted_request_did_not_get_are_no_failure_of_another(
+    model_folder: Folder,
+) -> None:
+    prompts = {name: prompt(seed, 70) for seed, name in enumerate("abc")}
+    core, connector, expected = make_saved(
+        model_folder("llama"), prompts, num_gpu_blocks_override=9, max_model_len=96
+    )
+    for name in "ac":
+        core.add_request(message(name, prompts[name]))
+    step_until(core, lambda: len(connector.receiving) == 2)
+    other_loads = {"c": connector.receiving.pop("c")}  # whose load goes on
+    core.abort("a")
+    connector.receive(num_lost=4)
+    core.step()
+    core.add_request(message("b", prompts["b"]))
+    deltas = step_until(core, lambda: "b" in connector.receiving)
+    connector.receive()
+    connector.receiving |= other_loads
+    connector.receive()
+    deltas += step_until(core, lambda: not core.requests)
+    assert {name: tokens_of(deltas, name) for name in "bc"} == {
+        name: expected[name] for name in "bc"
+    }
+    assert not core.snapshot().kv_tier_failures_total
+
+
+def test_sleep_waits_until_what_the_last_step_ended_is_sent(
+    model_folder: Folder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    core = make(
+        model_folder("llama"),
+        kv_transfer_config=ASYNC,
+        enable_sleep_mode=True,
+        async_scheduling=True,
+    )
+    connector = connector_of(core)
+    connector.sends, connector.blocks = True, {}
+    get_finished = connector.get_finished
+
+    def send(finished_req_ids: set[str]) -> tuple[set[str], set[str]]:
+        connector.send()
+        return get_finished(finished_req_ids)
+
+    monkeypatch.setattr(connector, "get_finished", send)
+    request = core.add_request(message("a", prompt(1, 20), max_tokens=2))
+    step_until(core, lambda: request.sequences[0].ends_in_flight)
+    assert core.sleep()[-1].finish_reason == "length"
+    assert core.is_sleeping
