@@ -28,6 +28,7 @@ from typing import Any
 import msgspec
 import xxhash
 
+from engine.contract.errors import ConfigError
 from engine.contract.replica_state import EngineStats
 from engine.kv_cache.kv_cache_config import KVCacheConfig
 from engine.kv_transfer.base import (
@@ -136,8 +137,8 @@ class NixlConnector(KVConnectorBase):
             host, port: where others reach this replica; port 0: a free one.
             backends: NIXL's.
 
-        Raises `ImportError` without the package, `ConfigError` for an address that can't be
-        listened at.
+        Raises `ImportError` without the package, `ConfigError` for backends that it hasn't and for
+        an address that can't be listened at.
         """
         nixl = importlib.import_module("nixl._api")
         self._identity, self._layout, self._block_size = identity, layout, block_size
@@ -145,20 +146,28 @@ class NixlConnector(KVConnectorBase):
         settings = nixl.nixl_agent_config(
             backends=list(backends), sync_mode=nixl.nixl_thread_sync_t.NIXL_THREAD_SYNC_STRICT
         )
-        self._agent = nixl.nixl_agent(f"quire-{uuid.uuid4().hex}", settings)
+        try:
+            self._agent = nixl.nixl_agent(f"quire-{uuid.uuid4().hex}", settings)
+        except Exception as error:  # those of NIXL
+            raise ConfigError(
+                f"NIXL can't use backends={list(backends)}: {error}.", param="kv_transfer_config"
+            ) from error
         self._registered: Any = None
         #: By their metadata, the names of other replicas' agents.
         self._agent_names: dict[bytes, str] = {}
         self._lock = threading.Lock()
         self._leases: dict[str, _Lease] = {}
-        #: By key, the block and the request whose lease it has.
-        self._blocks: dict[bytes, tuple[int, str]] = {}
+        #: By key, the blocks of the requests with a lease: prompts may begin alike.
+        self._blocks: dict[bytes, dict[str, int]] = {}
         self._starting: list[NixlLoad] = []
         #: Requests whose blocks were read, and the ids of those that weren't.
         self._received: queue.SimpleQueue[tuple[str, list[int]]] = queue.SimpleQueue()
         self._failed: set[int] = set()
         self.num_read_blocks = 0
-        self._threads = ThreadPoolExecutor(2 * NUM_SENDERS, "nixl")
+        # Two pools: replicas that read from each other would wait for each other's threads.
+        self._senders = ThreadPoolExecutor(NUM_SENDERS, "nixl-send")
+        self._readers = ThreadPoolExecutor(NUM_SENDERS, "nixl-read")
+        self._is_closed = False
         self._server = listen(f"tcp://{host}:{port}", "kv_transfer_config") if saves else None
         if self._server is not None:
             host, port = self._server.getsockname()[:2]
@@ -200,13 +209,16 @@ class NixlConnector(KVConnectorBase):
         is_computed = bool(block_ids) and len(request.token_ids) > num_tokens
         if not (self._saves and params.get("do_remote_decode") and is_computed):
             return False, None
-        hashes = request.block_hashes.values[: num_tokens // self._block_size]
+        # As many as a reader asks for: it computes at least a token.
+        hashes = request.block_hashes.values[: (num_tokens - 1) // self._block_size]
         keys = [self._keys.first_key(block_hash) for block_hash in hashes]
+        if not keys:
+            return False, None
         with self._lock:
             lease = _Lease(keys, time.monotonic() + LEASE_S)
             self._leases[request.request_id] = lease
             for key, block_id in zip(keys, block_ids[0], strict=False):
-                self._blocks[key] = (block_id, request.request_id)
+                self._blocks.setdefault(key, {})[request.request_id] = block_id
         return True, None
 
     def get_finished(self, finished_req_ids: set[str]) -> tuple[set[str], set[str]]:
@@ -217,8 +229,10 @@ class NixlConnector(KVConnectorBase):
                     del self._leases[request_id]
                     sent.add(request_id)
                     for key in lease.keys:
-                        if self._blocks.get(key, (0, ""))[1] == request_id:
-                            del self._blocks[key]
+                        if holders := self._blocks.get(key):  # none after a reset
+                            holders.pop(request_id, None)
+                            if not holders:
+                                del self._blocks[key]
         while not self._received.empty():
             request_id, failed = self._received.get()
             received.add(request_id)
@@ -226,31 +240,38 @@ class NixlConnector(KVConnectorBase):
         return sent, received
 
     def _accept(self, server: socket.socket) -> None:
-        while True:
+        while not self._is_closed:
             try:
-                self._threads.submit(self._serve, server.accept()[0])
-            except (OSError, RuntimeError):  # it is shut down
-                return
+                self._senders.submit(self._serve, server.accept()[0])
+            except (OSError, RuntimeError) as error:  # closed meanwhile, or out of descriptors
+                if not self._is_closed:
+                    log.warning("A replica that reads KV blocks can't be accepted: %s", error)
+                    time.sleep(LEASE_S / 2)  # less than readers wait
 
     def _serve(self, peer: socket.socket) -> None:
         """Tell a reader where its blocks are, and hold them until it has read them."""
-        block_ids: list[int] = []
+        keys: list[bytes] = []
         leases: dict[str, _Lease] = {}
         try:
             with peer:
-                block_ids, leases = self._lease(receive_keys(peer))
+                keys = receive_keys(peer)
+                block_ids, leases = self._lease(keys)
                 offer = msgspec.msgpack.encode(self._make_offer(block_ids))
                 peer.settimeout(LEASE_S)
                 peer.sendall(COUNT.pack(len(offer)) + offer)
-                while receive(peer, 1):
+                while block_ids and receive(peer, 1):
                     pass  # it still reads
         except OSError as error:
-            log.warning("The reader of %d KV blocks is gone: %s", len(block_ids), error)
+            log.warning("The reader of %d KV blocks is gone: %s", len(keys), error)
+        except Exception:  # those of NIXL
+            log.exception("KV blocks can't be offered")
         finally:
             with self._lock:
                 for lease in leases.values():
                     lease.num_readers -= 1
-                    lease.deadline = 0.0
+                    # A prompt that only begins like this one has a reader of its own.
+                    if lease.keys[-1] == keys[-1]:
+                        lease.deadline = 0.0
 
     def _lease(self, keys: Sequence[bytes]) -> tuple[list[int], dict[str, _Lease]]:
         """The ids of the first of these blocks, up to one that isn't here, and their leases."""
@@ -258,10 +279,11 @@ class NixlConnector(KVConnectorBase):
         leases: dict[str, _Lease] = {}
         with self._lock:
             for key in keys:
-                if (entry := self._blocks.get(key)) is None:
+                if (holders := self._blocks.get(key)) is None:
                     break
-                block_ids.append(entry[0])
-                leases[entry[1]] = self._leases[entry[1]]
+                request_id, block_id = next(iter(holders.items()))
+                block_ids.append(block_id)
+                leases[request_id] = self._leases[request_id]
             for lease in leases.values():
                 lease.num_readers += 1
         return block_ids, leases
@@ -311,7 +333,7 @@ class NixlConnector(KVConnectorBase):
     def start_load_kv(self, forward_context: Any = None, **kwargs: Any) -> None:
         if isinstance(self._metadata, NixlMetadata):
             for load in self._metadata.loads:
-                self._threads.submit(self._load, load)
+                self._readers.submit(self._load, load)
 
     def _load(self, load: NixlLoad) -> None:
         """Read a request's blocks, and say which couldn't be read."""
@@ -403,7 +425,9 @@ class NixlConnector(KVConnectorBase):
             self._blocks.clear()
 
     def shutdown(self) -> None:
+        self._is_closed = True
         if self._server is not None:
             self._server.shutdown(socket.SHUT_RDWR)
             self._server.close()
-        self._threads.shutdown(cancel_futures=True)
+        for threads in (self._senders, self._readers):
+            threads.shutdown(cancel_futures=True)

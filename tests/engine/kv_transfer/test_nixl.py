@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import multiprocessing
+import socket
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -20,7 +21,7 @@ from engine.contract.kv_transfer_config import KVTransferConfig
 from engine.core.engine_core import EngineCore
 from engine.kv_transfer import nixl_connector
 from engine.kv_transfer.nixl_connector import NixlConnector
-from tests.engine.kv_transfer.test_offloading import make, message, prompt, run
+from tests.engine.kv_transfer.test_offloading import forget_kv_cache, make, message, prompt, run
 
 Folder = Callable[[str], Path]
 
@@ -206,6 +207,44 @@ def test_blocks_that_nobody_reads_are_free_after_their_lease(
         assert not connector_of(producer)._blocks
 
 
+def test_prompts_that_begin_alike_are_held_for_a_reader_each(
+    model_folder: Folder, agent: type[StandInAgent], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(nixl_connector, "LEASE_S", 60.0)
+    prompts = {"a": prompt(1, 70), "b": prompt(1, 48) + prompt(2, 30), "c": prompt(1, 70)}
+    expected = run(make(model_folder("llama")), prompts)
+    with two(model_folder("llama")) as (producer, consumer):
+        address, leases = compute(producer, prompts), connector_of(producer)._leases
+        for num_remaining, name in zip((2, 1, 0), prompts, strict=True):
+            one = {name: prompts[name]}
+            assert run(consumer, one, prefilled=True, kv_peer=address) == {name: expected[name]}
+            forget_kv_cache(consumer)
+            deadline = time.monotonic() + 60
+            while len(leases) > num_remaining and time.monotonic() < deadline:
+                producer.step()
+        assert connector_of(consumer).num_read_blocks == 12
+        step_until_free(producer)
+
+
+def test_an_error_of_accepting_readers_ends_no_server(
+    model_folder: Folder, agent: type[StandInAgent], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    errors, accept = [OSError("too many open files")], socket.socket.accept
+
+    def fail_once(server: socket.socket) -> Any:
+        if errors:
+            raise errors.pop()
+        return accept(server)
+
+    with two(model_folder("llama")) as (producer, consumer):
+        monkeypatch.setattr(socket.socket, "accept", fail_once)
+        for name, token_ids in PROMPTS.items():
+            address = compute(producer, {name: token_ids})
+            run(consumer, {name: token_ids}, prefilled=True, kv_peer=address)
+        assert not errors
+        assert connector_of(consumer).num_read_blocks == 6
+
+
 @pytest.mark.parametrize(
     "values", [{"host": 1}, {"port": "1"}, {"backends": "UCX"}, {"side_channel": 1}]
 )
@@ -221,6 +260,19 @@ def test_without_the_package_it_is_refused_by_name(
     monkeypatch.setitem(sys.modules, "nixl._api", None)
     with pytest.raises(ConfigError, match="needs the package nixl, which") as refusal:
         make(model_folder("llama"), kv_transfer_config=nixl("kv_both"))
+    assert refusal.value.param == "kv_transfer_config"
+
+
+def test_backends_that_the_package_has_not_are_refused_by_name(
+    model_folder: Folder, agent: type[StandInAgent], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(self: StandInAgent, name: str, settings: Any) -> None:
+        raise RuntimeError("NIXL_ERR_NOT_FOUND")
+
+    monkeypatch.setattr(agent, "__init__", refuse)
+    config = nixl("kv_both", kv_connector_extra_config={"backends": ["TELEX"]})
+    with pytest.raises(ConfigError, match=r"TELEX.*NOT_FOUND") as refusal:
+        make(model_folder("llama"), kv_transfer_config=config)
     assert refusal.value.param == "kv_transfer_config"
 
 
