@@ -282,7 +282,8 @@ class MediaPool:
     async def _ask(self, request: bytes, timeout_s: float, kind: str, caller: Caller) -> Answer:
         """Send a request to a worker and charge the caller for its time."""
         loop, waiting, tenant = asyncio.get_running_loop(), self._waiting_bytes, caller.tenant
-        if waiting[tenant] + len(request) > TENANT_WAITING_BYTES:
+        # One file alone may have more, where operators accept files of that size.
+        if waiting[tenant] and waiting[tenant] + len(request) > TENANT_WAITING_BYTES:
             raise Overloaded("Too many bytes of files wait. Try again in a moment.")
 
         def ask() -> tuple[Answer, Future[None]]:

@@ -231,6 +231,8 @@ async def test_a_tenants_waiting_files_have_bounded_bytes(monkeypatch: pytest.Mo
     release.set()
     await asyncio.gather(*waiting, read(b"a", CALLER))
     await read(b"c", CALLER)
+    monkeypatch.setattr(media_pool, "TENANT_WAITING_BYTES", 100)
+    await read(b"d", CALLER)  # it is larger, and nothing else waits
 
 
 @pytest.mark.parametrize(
