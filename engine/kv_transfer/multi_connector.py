@@ -14,6 +14,7 @@ from engine.kv_transfer.base import (
     KVCaches,
     KVConnectorBase,
     KVConnectorMetadata,
+    KVLoadError,
     PlanView,
     RequestView,
 )
@@ -158,8 +159,14 @@ class MultiConnector(KVConnectorBase):
 
     def start_load_kv(self, forward_context: Any = None, **kwargs: Any) -> None:
         # Blocks of preempted sequences are saved before others load into them.
+        errors: list[KVLoadError] = []
         for connector in sorted(self._bound, key=lambda c: not isinstance(c, OffloadingConnector)):
-            connector.start_load_kv(forward_context, **kwargs)
+            try:
+                connector.start_load_kv(forward_context, **kwargs)
+            except KVLoadError as error:  # the others' loads begin all the same
+                errors.append(error)
+        if errors:
+            raise errors[0]
 
     def wait_for_layer_load(self, layer_name: str) -> None:
         for connector in self._bound:

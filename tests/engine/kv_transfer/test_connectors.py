@@ -12,7 +12,7 @@ import pytest
 from engine.contract.engine_config import EngineConfig
 from engine.contract.errors import ConfigError
 from engine.core.engine_core import EngineCore
-from engine.kv_transfer.base import KVConnectorBase, KVConnectorBase_V1
+from engine.kv_transfer.base import KVConnectorBase, KVConnectorBase_V1, KVLoadError
 from engine.kv_transfer.multi_connector import MultiConnector
 from engine.kv_transfer.offloading_connector import OffloadingConnector
 from engine.kv_transfer.storage_queue import all_done
@@ -209,6 +209,19 @@ def test_preempted_blocks_are_saved_before_another_connector_overwrites_them() -
     connector._bound = connector.connectors
     connector.start_load_kv()
     assert calls == ["offloading", "first"]
+
+
+def test_a_load_that_fails_keeps_no_other_connector_from_loading() -> None:
+    class Failing(Recorder):
+        def start_load_kv(self, forward_context: Any = None, **kwargs: Any) -> None:
+            raise KVLoadError("it is gone")
+
+    calls: list[str] = []
+    connector = MultiConnector([Failing(calls, "first"), Recorder(calls, "second")])
+    connector._bound = connector.connectors
+    with pytest.raises(KVLoadError, match="gone"):
+        connector.start_load_kv()
+    assert calls == ["second"]
 
 
 def test_blocks_stay_until_all_connectors_have_sent_them(model_folder: Folder) -> None:
