@@ -59,6 +59,11 @@ _REFUSED = {
 }
 
 
+def register_format(form: type[CheckpointFormat]) -> None:
+    """Read checkpoints whose `quant_method` is the format's name; see docs/extending.md."""
+    FORMATS[form.name] = form
+
+
 def quantization_config_of(config: Mapping[str, Any]) -> Any:
     """Return the quantization config in a config.json, wherever it is; the text model's counts.
 
