@@ -282,22 +282,24 @@ class MediaPool:
     async def _ask(self, request: bytes, timeout_s: float, kind: str, caller: Caller) -> Answer:
         """Send a request to a worker and charge the caller for its time."""
         loop, waiting, tenant = asyncio.get_running_loop(), self._waiting_bytes, caller.tenant
+        size, frame = len(request), [request]
         # One file alone may have more, where operators accept files of that size.
-        if waiting[tenant] and waiting[tenant] + len(request) > TENANT_WAITING_BYTES:
+        if waiting[tenant] and waiting[tenant] + size > TENANT_WAITING_BYTES:
             raise Overloaded("Too many bytes of files wait. Try again in a moment.")
 
         def ask() -> tuple[Answer, Future[None]]:
             started = time.perf_counter()
-            answer = self._ask_worker(request, timeout_s, kind)
+            answer = self._ask_worker(frame.pop(), timeout_s, kind)
             # In this thread, so that clients that have disconnected are charged too.
             charge = charge_media(caller, seconds=time.perf_counter() - started)
             return answer, asyncio.run_coroutine_threadsafe(charge, loop)
 
-        waiting[tenant] += len(request)
+        waiting[tenant] += size
         try:
             answer, charged = await asyncio.wrap_future(self._preparers.submit(tenant, ask))
         finally:
-            waiting[tenant] -= len(request)
+            waiting[tenant] -= size
+            frame.clear()  # a cancelled job stays in its queue until its turn
         await asyncio.shield(asyncio.wrap_future(charged))
         return answer
 

@@ -15,7 +15,7 @@ from common.errors import RateLimited
 from engine.contract.errors import InvalidRequest
 from engine.contract.messages import ModelInfo
 from engine.multimodal.documents import MAX_TEXT_CHARS
-from engine.multimodal.inputs import PreparedDocument
+from engine.multimodal.inputs import PreparedDocument, Refusal
 from engine.text import Tokenizer
 from inference.errors import Overloaded
 from inference.rendering import media_pool
@@ -233,6 +233,37 @@ async def test_a_tenants_waiting_files_have_bounded_bytes(monkeypatch: pytest.Mo
     await read(b"c", CALLER)
     monkeypatch.setattr(media_pool, "TENANT_WAITING_BYTES", 100)
     await read(b"d", CALLER)  # it is larger, and nothing else waits
+
+
+async def test_a_waiting_file_whose_client_goes_away_takes_no_memory(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    release, pool = threading.Event(), MediaPool()
+    loop, started = asyncio.get_running_loop(), asyncio.Queue[None]()
+
+    def ask_worker(*_: Any) -> Refusal:
+        loop.call_soon_threadsafe(started.put_nowait, None)
+        release.wait(10)
+        return Refusal("no sound")
+
+    monkeypatch.setattr(pool, "_ask_worker", ask_worker)
+    asking = [
+        asyncio.ensure_future(pool.prepare_sound(b"RIFF%d" % number, 80, 100, CALLER))
+        for number in range(media_pool.NUM_WORKERS + 1)
+    ]
+    for _ in range(media_pool.NUM_WORKERS):
+        await asyncio.wait_for(started.get(), 10)
+    while not pool._preparers._queues:
+        await asyncio.sleep(0.01)
+    asking[-1].cancel()
+    await asyncio.wait(asking[-1:])
+    [(_, job)] = pool._preparers._queues[CALLER.tenant]
+    assert "RIFF" not in str([cell.cell_contents for cell in job.__closure__ or ()])
+    release.set()
+    assert all(
+        isinstance(error, InvalidRequest)
+        for error in await asyncio.gather(*asking[:-1], return_exceptions=True)
+    )
 
 
 @pytest.mark.parametrize(
