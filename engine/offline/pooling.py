@@ -247,7 +247,7 @@ class PoolingMethods(LLMBase):
     ) -> list[Raw]:
         check_task(self.core.config.name, self.core.facts.tasks, task)
         listed = as_list(prompts)
-        requested = requested_params or PoolingParams()
+        requested = PoolingParams() if requested_params is None else requested_params
         params = per_prompt("pooling_params", requested, PoolingParams, len(listed))
         refs = to_adapter_refs(lora_request, len(listed))
         entries = [

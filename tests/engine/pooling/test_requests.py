@@ -253,8 +253,9 @@ def test_params_may_differ_by_prompt(llm: LLM) -> None:
     np.testing.assert_allclose(
         np.array(raw.outputs.embedding) / norm, unit.outputs.embedding, atol=1e-6
     )
-    with pytest.raises(InvalidRequest, match="as many pooling_params"):
-        llm.embed(TEXTS, params, use_tqdm=False)
+    for listed in (params, []):
+        with pytest.raises(InvalidRequest, match="as many pooling_params"):
+            llm.embed(TEXTS, listed, use_tqdm=False)
 
 
 @pytest.mark.parametrize(
