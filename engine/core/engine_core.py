@@ -57,6 +57,7 @@ from engine.speculative.drafter import make_drafter
 from engine.speculative.replay import make_replay_source
 from engine.structured_output.manager import StructuredOutputManager
 from engine.text.tokenizer import load_tokenizer
+from engine.worker.compiled_step import MAX_LOGITS
 
 log = logging.getLogger(__name__)
 
@@ -152,7 +153,11 @@ class EngineCore:
             state_blocks=self.scheduler.kv.get_state_blocks,
         )
         self._replays = make_replay_source(
-            config, facts, overlaps=overlaps, possible=self.structured.filter_drafts
+            config,
+            facts,
+            overlaps=overlaps,
+            possible=self.structured.filter_drafts,
+            max_logits=MAX_LOGITS,
         )
         self.scheduler.drafts.source = self.drafter or self._replays
         self._kv_settings = KVTransferConfig.from_mapping(config.kv_transfer_config or {})

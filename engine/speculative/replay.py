@@ -26,9 +26,13 @@ class ReplaySource:
     given ones are dropped first.
     """
 
-    def __init__(self, possible: Callable[[Sequence, list[int]], list[int]]) -> None:
-        """`possible`: cuts drafts to those that the sequence's constraints allow."""
-        self._possible = possible
+    def __init__(
+        self, possible: Callable[[Sequence, list[int]], list[int]], max_step_drafts: int
+    ) -> None:
+        """`possible`: cuts drafts to those that the sequence's constraints allow.
+        `max_step_drafts`: of all sequences in a step, which computes the logits of all at once.
+        """
+        self._possible, self._max_step_drafts = possible, max_step_drafts
         #: Without the last token, which is sampled after the drafts.
         self._answers: OrderedDict[_Key, list[int]] = OrderedDict()
         self._size = 0
@@ -42,6 +46,7 @@ class ReplaySource:
     ) -> dict[int, list[int]]:
         """See `DraftSource`."""
         proposed = dict[int, list[int]]()
+        max_drafts = min(max_drafts, self._max_step_drafts)
         for sequence in decodes:
             if (key := _key(sequence)) is None or (answer := self._answers.get(key)) is None:
                 continue
@@ -95,13 +100,14 @@ def make_replay_source(
     *,
     overlaps: bool,
     possible: Callable[[Sequence, list[int]], list[int]],
+    max_logits: int,
 ) -> ReplaySource | None:
     """Return the source of drafts of a model with an encoder; None for other models, with
     `speculative_config`, and where drafts can't be used: see `make_drafter` and
-    `processor_classes`.
+    `processor_classes`. `max_logits`: most that a step computes for drafts.
     """
     reads_encoder = facts.encoder_length or facts.max_encoder_tokens
     has_processors = config.logits_processors or selected_entry_points(GROUP)
     if not reads_encoder or config.speculative_config or overlaps or has_processors:
         return None
-    return ReplaySource(possible)
+    return ReplaySource(possible, max_logits // facts.vocab_size)

@@ -395,6 +395,19 @@ def test_answers_that_are_replayed_have_limited_memory(
     assert [num_drafts(case) for case in (2, 1, 2)] == [0, 0, 0]
 
 
+def test_a_step_computes_no_more_logits_for_replays_than_for_other_drafts(
+    whisper: tuple[Path, list[list[int]]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    core = _llm(whisper[0]).llm_engine.core
+    monkeypatch.setattr("engine.core.engine_core.MAX_LOGITS", 5 * core.facts.vocab_size)
+    llm = _llm(whisper[0])
+    for _ in range(2):
+        assert _run(llm, _prompts(CASES[:1])) == whisper[1][:1]
+    stats = llm.llm_engine.core.stats
+    assert stats.spec_decode_num_draft_tokens_total == 5 * stats.spec_decode_num_drafts_total
+    assert stats.spec_decode_num_drafts_total == (NUM_TOKENS - 2) // 6
+
+
 @pytest.mark.usefixtures("always_drafts")
 def test_drafts_keep_the_rules_of_timestamps(whisper: tuple[Path, list[list[int]]]) -> None:
     rules = {"first": 200, "end": 2, "no_timestamps": NO_TIMESTAMPS, "max_initial": 20}
