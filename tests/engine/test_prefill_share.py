@@ -109,7 +109,7 @@ def test_without_a_number_of_decodes_the_share_is_always_the_most() -> None:
 
 
 def test_prompts_beside_decodes_are_dealt_the_share() -> None:
-    driver = Driver(1000, 512, prefill_share=PrefillLimits(320, saturation_decodes=32))
+    driver = Driver(1000, 512, prefill_limits=PrefillLimits(320, saturation_decodes=32))
     decoding(driver, 12)
     driver.add(list(range(2000, 2480)))
     assert driver.step().num_scheduled == [1] * 12 + [120]
@@ -140,7 +140,7 @@ def test_nothing_is_left_of_a_share_that_is_used_up(num_remaining: int) -> None:
 
 def test_a_prompts_last_tokens_need_no_step_of_their_own() -> None:
     driver = Driver(
-        1000, 512, prefill_share=PrefillLimits(320, saturation_decodes=32, min_step_tokens=96)
+        1000, 512, prefill_limits=PrefillLimits(320, saturation_decodes=32, min_step_tokens=96)
     )
     decoding(driver, 2)
     driver.add(list(range(2000, 2104)))
@@ -150,7 +150,7 @@ def test_a_prompts_last_tokens_need_no_step_of_their_own() -> None:
 
 
 def test_a_backlog_of_prompts_raises_the_share() -> None:
-    driver = Driver(4000, 512, prefill_share=PrefillLimits(320, saturation_decodes=32))
+    driver = Driver(4000, 512, prefill_limits=PrefillLimits(320, saturation_decodes=32))
     decoding(driver, 2)
     for index in range(10):
         driver.add([3000 + index] * 480)
@@ -179,7 +179,7 @@ def test_prompts_that_were_cached_start_a_few_a_step_beside_decodes(
     remaining_to_compute: int,
 ) -> None:
     driver = Driver(
-        4000, 512, prefill_share=PrefillLimits(80, saturation_decodes=32), max_num_seqs=300
+        4000, 512, prefill_limits=PrefillLimits(80, saturation_decodes=32), max_num_seqs=300
     )
     prompt = list(range(40 + remaining_to_compute))
     first = driver.add(prompt)
@@ -194,7 +194,7 @@ def test_prompts_that_were_cached_start_a_few_a_step_beside_decodes(
 
 def test_prompts_that_were_cached_start_at_once_where_nobody_decodes() -> None:
     driver = Driver(
-        4000, 512, prefill_share=PrefillLimits(80, saturation_decodes=32), max_num_seqs=300
+        4000, 512, prefill_limits=PrefillLimits(80, saturation_decodes=32), max_num_seqs=300
     )
     first = driver.add(list(range(41)))
     driver.step()
@@ -243,7 +243,7 @@ def test_cached_prompts_that_start_are_fewer_the_more_they_read() -> None:
         share = PrefillLimits(
             320, saturation_decodes=32, min_step_tokens=16, context_cost_tokens=100
         )
-        driver = Driver(4000, 512, prefill_share=share, max_num_seqs=300)
+        driver = Driver(4000, 512, prefill_limits=share, max_num_seqs=300)
         prompt = list(range(cached + 8))
         first = driver.add(prompt)
         while not first.num_output_tokens:

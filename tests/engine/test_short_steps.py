@@ -28,7 +28,7 @@ def machine(full: int = PROMPT_TOKENS, **settings: object) -> Driver:
         token_budget=512,
         max_num_seqs=256,
         enable_prefix_caching=False,
-        prefill_share=PrefillLimits(160, saturation_decodes=64, target_step_tokens=full),
+        prefill_limits=PrefillLimits(160, saturation_decodes=64, target_step_tokens=full),
         **settings,
     )
 
