@@ -333,7 +333,7 @@ def test_a_server_that_is_not_there_is_said_so() -> None:
 
 
 def test_the_data_dirs_key_goes_to_its_own_address_alone(tmp_path: Path, settings: Any) -> None:
-    settings.QUIRE = settings.QUIRE.replace(url="", api_key=SecretStr(""))
+    settings.QUIRE = settings.QUIRE.replace(api_key=SecretStr(""))
     with pytest.raises(CommandError, match="No instance runs"):
         find_server(tmp_path, None, None)
     (tmp_path / "instance.json").write_text('{"url": "http://here:1", "api_key": "secret"}')
