@@ -41,7 +41,7 @@ class TenantBlocks(msgspec.Struct, array_like=True):
 
     Attributes:
         states: recurrent states in use; 0 for models without.
-        kept_states: free ones that it used last; many are checkpoints of prefixes.
+        retained_states: free ones that it used last; many are checkpoints of prefixes.
     """
 
     name: str
@@ -52,7 +52,7 @@ class TenantBlocks(msgspec.Struct, array_like=True):
     running: int
     waiting: int
     states: int = 0
-    kept_states: int = 0
+    retained_states: int = 0
 
 
 class KVMapBlock(msgspec.Struct, array_like=True, gc=False):

@@ -61,7 +61,7 @@ def test_a_tenants_states_and_their_kept_copies_are_counted(tmp_path: Path) -> N
         for name in ("one", "two")
     )
     assert (one.states, two.states) == (0, 2)
-    assert one.kept_states == 2
+    assert one.retained_states == 2
 
 
 def truth(driver: Driver) -> dict[int, tuple[int, bool, str, frozenset[str]]]:

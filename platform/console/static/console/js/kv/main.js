@@ -110,7 +110,7 @@ function tenants(usages, ofTenant) {
       "tr",
       {},
       el("th", { scope: "row", class: "name" }, usage.name || "–"),
-      ...["used", ...(ofTenant ? [] : ["free"]), "reserved", "maximum", "running", "waiting", "states", "kept_states"].map((name) =>
+      ...["used", ...(ofTenant ? [] : ["free"]), "reserved", "maximum", "running", "waiting", "states", "retained_states"].map((name) =>
         el("td", { class: "end" }, usage[name].toLocaleString("en")),
       ),
     ),
