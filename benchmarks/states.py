@@ -138,8 +138,17 @@ def in_turns(turns: int, a: Callable[[int], float], b: Callable[[int], float]) -
 
 
 def idle(folder: Path, turns: int) -> None:
-    """Cold prompts, which nobody shares, with and without a cache of states."""
-    engines = [make_llm(folder, enable_prefix_caching=caches) for caches in (True, False)]
+    """Cold prompts, which nobody shares, with and without a cache of states.
+
+    The pool is full, as a server's soon is: no page is written for the first time.
+    """
+    engines = [
+        make_llm(folder, enable_prefix_caching=caches, cpu_kvcache_space=0.5)
+        for caches in (True, False)
+    ]
+    for number in range(8):
+        for llm in engines:
+            generate(llm, random_tokens(random.Random(number), PROMPT), NEW_TOKENS)
     for clock in (time.perf_counter, time.process_time):
 
         def measure(llm: LLM, turn: int, clock: Callable[[], float] = clock) -> float:

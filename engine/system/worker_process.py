@@ -113,8 +113,9 @@ class WorkerProcess:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             env={**os.environ, **threads, "PYTHONPATH": path},
-            # A terminal's signals don't reach the worker.
-            start_new_session=True,
+            # A terminal's signals don't reach the worker. A session of its own would do that, too,
+            # but Linux may schedule a session as one (autogroup): niceness wouldn't count.
+            process_group=0,
         )
 
     @property

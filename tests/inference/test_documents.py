@@ -253,7 +253,7 @@ async def test_a_waiting_file_whose_client_goes_away_takes_no_memory(
     ]
     for _ in range(media_pool.NUM_WORKERS):
         await asyncio.wait_for(started.get(), 10)
-    while not pool._preparers._queues:
+    while not pool._preparers._queues:  # noqa: ASYNC110
         await asyncio.sleep(0.01)
     asking[-1].cancel()
     await asyncio.wait(asking[-1:])
