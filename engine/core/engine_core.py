@@ -156,7 +156,7 @@ class EngineCore:
             config,
             facts,
             overlaps=overlaps,
-            possible=self.structured.filter_drafts,
+            filter_drafts=self.structured.filter_drafts,
             max_logits=MAX_LOGITS,
         )
         self.scheduler.drafts.source = self.drafter or self._replays

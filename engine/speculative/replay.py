@@ -27,12 +27,12 @@ class ReplaySource:
     """
 
     def __init__(
-        self, possible: Callable[[Sequence, list[int]], list[int]], max_step_drafts: int
+        self, filter_drafts: Callable[[Sequence, list[int]], list[int]], max_step_drafts: int
     ) -> None:
-        """`possible`: cuts drafts to those that the sequence's constraints allow.
+        """`filter_drafts`: cuts drafts to those that the sequence's constraints allow.
         `max_step_drafts`: of all sequences in a step, which computes the logits of all at once.
         """
-        self._possible, self._max_step_drafts = possible, max_step_drafts
+        self._filter_drafts, self._max_step_drafts = filter_drafts, max_step_drafts
         #: Without the last token, which is sampled after the drafts.
         self._answers: OrderedDict[_Key, list[int]] = OrderedDict()
         self._size = 0
@@ -54,7 +54,9 @@ class ReplaySource:
             if answer[:start] != sequence.token_ids[sequence.num_prompt_tokens :]:
                 continue
             count = min(max_drafts, max_drafts_of(sequence))
-            if count > 0 and (drafts := self._possible(sequence, answer[start : start + count])):
+            if count > 0 and (
+                drafts := self._filter_drafts(sequence, answer[start : start + count])
+            ):
                 proposed[sequence.seq_id] = drafts
                 max_drafts -= len(drafts)
         return proposed
@@ -99,7 +101,7 @@ def make_replay_source(
     facts: ModelFacts,
     *,
     overlaps: bool,
-    possible: Callable[[Sequence, list[int]], list[int]],
+    filter_drafts: Callable[[Sequence, list[int]], list[int]],
     max_logits: int,
 ) -> ReplaySource | None:
     """Return the source of drafts of a model with an encoder; None for other models, with
@@ -110,4 +112,4 @@ def make_replay_source(
     has_processors = config.logits_processors or selected_entry_points(GROUP)
     if not reads_encoder or config.speculative_config or overlaps or has_processors:
         return None
-    return ReplaySource(possible, max_logits // facts.vocab_size)
+    return ReplaySource(filter_drafts, max_logits // facts.vocab_size)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from typing import Any
 
-from playwright.sync_api import Route, expect
+from playwright.sync_api import Error, Route, expect
 
 from tests.console.browser.conftest import PHONE, Open
 from tests.console.browser.playground import PlaygroundPage
@@ -20,7 +21,8 @@ SERVERS = [
 def with_servers(route: Route) -> None:
     """The page's list of models, and the servers of a tenant that has some."""
     answer = route.fetch()
-    route.fulfill(response=answer, json={**answer.json(), "mcp_servers": SERVERS})
+    with suppress(Error):  # a reload has taken the request back meanwhile
+        route.fulfill(response=answer, json={**answer.json(), "mcp_servers": SERVERS})
 
 
 def opened(open_page: Open, **options: Any) -> PlaygroundPage:
