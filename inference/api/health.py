@@ -271,7 +271,8 @@ class DatabaseProbe:
             self._check = asyncio.create_task(self._ask())
             self._asked_at = time.monotonic()
         try:
-            return await asyncio.wait_for(asyncio.shield(self._check), self.INTERVAL_S)
+            async with asyncio.timeout(self.INTERVAL_S):
+                return await asyncio.shield(self._check)
         except TimeoutError:
             return "The database doesn't answer."
 

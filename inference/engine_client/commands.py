@@ -65,7 +65,8 @@ class ReplicaCommands:
         )
         client.post(replica_id, message, on_error)
         try:
-            return await asyncio.wait_for(answer, timeout_s)
+            async with asyncio.timeout(timeout_s):
+                return await answer
         except TimeoutError:
             raise EngineUnavailable(f"No answer within {timeout_s:g} s.") from None
         finally:

@@ -147,7 +147,8 @@ class RenderPool:
         """Call the function in a thread, when it is the tenant's turn. Raises as `run` does."""
         job = self._threads.submit(tenant, partial(function, *args, **kwargs))
         try:
-            return await asyncio.wait_for(asyncio.wrap_future(job), limit_s)
+            async with asyncio.timeout(limit_s):
+                return await asyncio.wrap_future(job)
         except TimeoutError:
             raise InvalidRequest(
                 f"The prompt could not be rendered within {limit_s:g} s.", code="render_timeout"

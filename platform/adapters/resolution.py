@@ -289,7 +289,8 @@ async def _path(resolver: str, model: str, name: str) -> str | None:
     """Ask a resolver for the adapter's path. Raises what the resolver raises, TimeoutError."""
     asked = lora_resolvers()[resolver].resolve_lora(model, name)
     try:
-        request = await asyncio.wait_for(asked, ANSWER_WITHIN_S)
+        async with asyncio.timeout(ANSWER_WITHIN_S):
+            request = await asked
     except (AdapterInvalid, AdapterTooLarge):
         raise
     except InvalidRequest as error:  # an invalid `LoRARequest`

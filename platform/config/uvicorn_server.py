@@ -32,7 +32,8 @@ class GatewayServer(uvicorn.Server):
         await asyncio.wait([waiting], timeout=self._grace)
         get_engine_client().fail_all()
         # Counted from here, so that a process without CPU time at the deadline cuts no stream.
-        await asyncio.wait_for(waiting, SETTLE_S / 2)
+        async with asyncio.timeout(SETTLE_S / 2):
+            await waiting
 
 
 class GatewayWebSocketProtocol(WebSocketsSansIOProtocol):

@@ -112,7 +112,8 @@ class View:
         if self.pending_blocks:
             return
         try:
-            await asyncio.wait_for(self._news.wait(), wait_s)
+            async with asyncio.timeout(wait_s):
+                await self._news.wait()
         except TimeoutError:
             return
 

@@ -69,6 +69,17 @@ async def test_work_that_takes_too_long_is_given_up(settings: Any) -> None:
     assert caught.value.code == "render_timeout"
 
 
+async def test_work_that_is_done_just_as_its_client_goes_away_goes_on_for_nobody() -> None:
+    release, pool = threading.Event(), RenderPool(1)
+    job = asyncio.create_task(pool.run("acme", 10**6, release.wait, 10))
+    await asyncio.sleep(0.01)
+    release.set()
+    time.sleep(0.1)  # noqa: ASYNC251  the loop hears of no result before it cancels
+    job.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await job
+
+
 async def test_too_much_waiting_work_of_a_tenant_is_refused_and_anothers_isnt(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

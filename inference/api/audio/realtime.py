@@ -296,10 +296,7 @@ class RealtimeConsumer(AsyncWebsocketConsumer):
         await self._send_event("conversation.item.added", item=item, previous_item_id=previous)
 
     async def _transcribe_turns(self) -> None:
-        task = asyncio.current_task()
-        # What is awaited may be done just as it is cancelled, and take that for itself, such as
-        # `asyncio.wait_for` before Python 3.12: this must not wait for a turn then.
-        while task is not None and not task.cancelling():
+        while True:
             turn = await self._turns.get()
             ctx = self._context(turn.form)
             try:

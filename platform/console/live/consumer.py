@@ -131,7 +131,8 @@ class ConsoleConsumer(SessionConsumer):
         """Send pending data; while a slow client reads a frame, newer data replaces older data."""
         while True:
             try:
-                await asyncio.wait_for(self._waiting.wait(), CHECK_LAYER_S)
+                async with asyncio.timeout(CHECK_LAYER_S):
+                    await self._waiting.wait()
             except TimeoutError:
                 await self._check_layer()
                 continue
