@@ -17,9 +17,12 @@ log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class _Load:
-    """Attributes:
-    status: what the sequence was before it waited for its blocks.
-    step: the step that tells the connector to load them.
+    """A sequence that waits for its blocks.
+
+    Attributes:
+        status: the sequence's, before it waited.
+        step: the step that tells the connector to load them.
+        deadline: when it is computed instead, by the monotonic clock.
     """
 
     sequence: Sequence

@@ -81,7 +81,7 @@ class RankPlan:
         """Raises `ConfigError` for a model without a plan, or one that can't be followed."""
         self._ranks, self._model = ranks, model
         plan: dict[str, str] = getattr(model, "tp_plan", None) or {}
-        words, output = (
+        embeddings, output = (
             getattr(model, f"get_{side}_embeddings", lambda: None)() for side in ("input", "output")
         )
         get: Callable[[], nn.Module | None] = getattr(model, "get_decoder", lambda: None)
@@ -98,7 +98,7 @@ class RankPlan:
                 count = module.out_features if local_outputs else module.in_features
                 if (local_inputs or local_outputs) and count % ranks.size:
                     raise self._refusal(f"{count} columns of {name} can't be split evenly")
-            elif style not in _OTHER_MODULES and module is not words:
+            elif style not in _OTHER_MODULES and module is not embeddings:
                 raise self._refusal(f"transformers' plan has {style!r} for {name}")
         if not self._styles.keys() - {id(output)}:
             raise self._refusal("transformers has no plan that splits its linear layers")

@@ -137,13 +137,19 @@ def test_who_shares_experts(folder: str, monkeypatch: pytest.MonkeyPatch) -> Non
     assert group({**experts, "device": "cpu"}, num_replicas=2)
 
 
-def test_the_only_replica_serves_until_its_successor_does_where_memory_suffices(
-    supervisor: Supervisor, folder: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def load_small(supervisor: Supervisor, folder: str, monkeypatch: pytest.MonkeyPatch) -> ServedModel:
+    """A model of which several fit into memory, with its replica ready."""
     checkpoint = Checkpoint("X", "safetensors", 8 << 20, 1)
     monkeypatch.setattr("catalog.memory_plan.checkpoint_of", lambda source, settings: checkpoint)
     model = actions.load_model(actor=SYSTEM_ACTOR, name="m", source=folder)
     tick_until(supervisor, ready(), "the replica is ready")
+    return model
+
+
+def test_the_only_replica_serves_until_its_successor_does_where_memory_suffices(
+    supervisor: Supervisor, folder: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = load_small(supervisor, folder, monkeypatch)
 
     def change(length: int, *, keeps_serving: bool) -> str:
         """The id of the replica that serves in the end."""
@@ -183,10 +189,7 @@ def test_the_only_replica_serves_until_its_successor_does_where_memory_suffices(
 def test_a_change_of_settings_and_of_the_number_at_once_leaves_no_gap(
     supervisor: Supervisor, folder: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    checkpoint = Checkpoint("X", "safetensors", 8 << 20, 1)
-    monkeypatch.setattr("catalog.memory_plan.checkpoint_of", lambda source, settings: checkpoint)
-    model = actions.load_model(actor=SYSTEM_ACTOR, name="m", source=folder)
-    tick_until(supervisor, ready(), "the replica is ready")
+    model = load_small(supervisor, folder, monkeypatch)
     for size, length in ((2, 99), (1, 98)):
         actions.update_model(
             actor=SYSTEM_ACTOR, model=model, num_replicas=size, settings={"max_model_len": length}
