@@ -4,8 +4,8 @@
 
 `quire up` serves both demo models. Streams of each run alone and beside clients in a process of
 its own, which always send new pages; then the replica that sees runs at niceness 19 (media workers
-have 10). Prints JSON: milliseconds of all turns' gaps, each p99 over that of the same model alone,
-pages that were answered a second, and requests that were refused since too many pages wait.
+always do). Prints JSON: milliseconds of all turns' gaps, each p99 over that of the same model
+alone, pages that were answered a second, and requests that were refused since too many pages wait.
 """
 
 from __future__ import annotations
@@ -84,6 +84,8 @@ def send_pages(connection: Connection, url: str, api_key: str, args: argparse.Na
     """
     os.setsid()  # Linux may schedule a session as one
     os.nice(CLIENT_NICENESS)
+    if (autogroup := Path("/proc/self/autogroup")).exists():
+        autogroup.write_text(str(CLIENT_NICENESS))
     page, stopped = make_page(), threading.Event()
     client = make_client(url, api_key, args.clients)
     numbers = iter(range(time.monotonic_ns() // 10**6 % 2**24, 2**24))
@@ -160,9 +162,7 @@ def stream_gaps(client: httpx.Client, model: str, seconds: float) -> list[float]
 
 
 def set_niceness(model: str, data_dir: str, niceness: int) -> None:
-    """Of all threads of a model's replicas, and of their sessions, which Linux may schedule as one.
-    Raises RuntimeError if it has none.
-    """
+    """Of all threads of a model's replicas. Raises RuntimeError if it has none."""
     num_replicas = 0
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         try:
@@ -175,8 +175,6 @@ def set_niceness(model: str, data_dir: str, niceness: int) -> None:
             num_replicas += 1
             for thread in threads:
                 os.setpriority(os.PRIO_PROCESS, int(thread), niceness)
-            if (autogroup := path.parent / "autogroup").exists():
-                autogroup.write_text(str(niceness))
     if not num_replicas:
         raise RuntimeError(f"There is no replica of {model}.")
 

@@ -85,8 +85,9 @@ class LocalRank:
             pass_fds=descriptors,
             stdin=subprocess.DEVNULL,
             env=os.environ | {"PYTHONPATH": os.pathsep.join(paths)},
-            # A terminal's interrupt is for the first rank, which stops the others.
-            start_new_session=True,
+            # A terminal's interrupt is for the first rank, which stops the others. A session of
+            # its own would do that, too, but Linux may schedule a session as one (autogroup).
+            process_group=0,
         )
         self.pid = self._process.pid
 

@@ -307,7 +307,7 @@ class MediaPool:
         """Send a request to this thread's worker; each thread has one."""
         worker: WorkerProcess | None = getattr(self._worker, "process", None)
         if worker is None or not worker.alive:
-            worker = self._worker.process = WorkerProcess(_COMMAND, "media worker", nice=10)
+            worker = self._worker.process = WorkerProcess(_COMMAND, "media worker", nice=19)
         answer = worker.request(request, timeout_s)
         if answer is None:
             return Refusal(f"The {kind} takes too much time or memory to be read.")

@@ -151,7 +151,9 @@ def spawn(
         stdin=subprocess.DEVNULL,
         stdout=stdout,
         stderr=stderr,
-        start_new_session=True,
+        # Not a session of its own, which Linux may schedule as one (autogroup): niceness counts
+        # within a session alone.
+        process_group=0,
         pass_fds=tuple(pass_fds),
         preexec_fn=set_parent_death_signal(death_signal),
     )
