@@ -8,7 +8,8 @@
 `make` writes a random checkpoint of a published model's shape in bfloat16, with a tokenizer, which
 llama.cpp's `convert_hf_to_gguf.py` reads. `idle`: time and processor time of cold prompts with a
 prefix cache over those without. `turn12`: first tokens of chats' twelfth turns over those of an
-attention model, which has as many new tokens, and for `llama` as many parameters as `mamba2`.
+attention model, which has as many new tokens. `llama` has as many parameters in its layers as
+`mamba2`, `llama_granite4` as `granite4` and so on, within 2 %.
 `decode`: tokens/s of one stream, and llama.cpp's. All take turns; printed are medians with
 quartiles. Weights are int8 (llama.cpp: Q8_0) in `decode`.
 """
@@ -52,10 +53,30 @@ SHAPES: dict[str, dict[str, Any]] = {
         "first_k_dense_replace": 1, "norm_topk_prob": False, "routed_scaling_factor": 1.0,
         "topk_method": "greedy", "scoring_func": "softmax",
     },
-    # 90 M parameters in its layers, as Mamba-2's above.
+    "granite4": {
+        "model_type": "granitemoehybrid", "hidden_size": 768, "num_hidden_layers": 32,
+        "layer_types": ["attention" if i in (10, 13, 17, 27) else "mamba" for i in range(32)],
+        "shared_intermediate_size": 2048, "num_local_experts": 0, "num_experts_per_tok": 0,
+        "num_attention_heads": 12, "num_key_value_heads": 4, "mamba_n_heads": 48,
+        "mamba_d_head": 32, "mamba_d_state": 128, "mamba_n_groups": 1, "mamba_expand": 2,
+        "tie_word_embeddings": True,
+    },
+    "lfm2": {
+        "model_type": "lfm2", "hidden_size": 1024, "num_hidden_layers": 16,
+        "full_attn_idxs": [2, 5, 8, 10, 12, 14], "intermediate_size": 6656, "conv_L_cache": 3,
+        "num_attention_heads": 16, "num_key_value_heads": 8,
+    },
+    # As many parameters in its layers as Mamba-2's above.
     "llama": {
         "model_type": "llama", "hidden_size": 768, "num_hidden_layers": 12,
         "intermediate_size": 2560, "num_attention_heads": 12, "num_key_value_heads": 4,
+    },
+    **{
+        f"llama_{hybrid}": {
+            "model_type": "llama", "hidden_size": 1024, "num_hidden_layers": layers,
+            "intermediate_size": 2816, "num_attention_heads": 16, "num_key_value_heads": 4,
+        }
+        for hybrid, layers in (("granite4", 23), ("lfm2", 25), ("falcon_h1", 40))
     },
 }  # fmt: skip
 VOCAB, MAX_TOKENS = 32000, 16384

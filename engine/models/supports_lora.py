@@ -48,6 +48,9 @@ def linears_of(weights: LayerWeights) -> dict[str, LinearLayer]:
             linears |= {"qkv": mixer.qkv, "o": mixer.o}
         elif isinstance(mixer, LatentWeights):
             linears |= {"latent_in": mixer.inputs, "latent_q": mixer.queries, "o": mixer.o}
+            if (index := mixer.index) is not None:
+                linears |= {"index_q": index.queries, "index_k": index.keys}
+                linears["index_weights"] = index.weights
         elif mixer is not None:
             linears |= {
                 "state_in": mixer.inputs,

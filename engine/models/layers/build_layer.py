@@ -88,10 +88,19 @@ def adapted(ops: KernelSet, layer: LayerWeights, index: int, step: LoraContext) 
         queries = None if weights.queries is None else one(weights.queries, "latent_q")
         inputs, o = one(weights.inputs, "latent_in"), one(weights.o, "o")
         target = index, "latent_heads"
+        sparse = weights.index
+        if sparse is not None:
+            sparse = replace(
+                sparse,
+                queries=one(sparse.queries, "index_q"),
+                keys=one(sparse.keys, "index_k"),
+                weights=one(sparse.weights, "index_weights"),
+            )
         return replace(
             weights,
             inputs=inputs,
             queries=queries,
+            index=sparse,
             into=LoraHeads(weights.into, target, step, LatentLora.queries),
             out_of=LoraHeads(weights.out_of, target, step, LatentLora.values),
             o=o,

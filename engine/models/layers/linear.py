@@ -167,6 +167,12 @@ class SparseIndexDescription:
     key_norm: NormDescription
     weights: FusedLinear
 
+    def linears(self) -> Iterator[tuple[str, FusedLinear]]:
+        """Yield its linear layers with their slots."""
+        yield "index_q", self.queries
+        yield "index_k", self.keys
+        yield "index_weights", self.weights
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LatentDescription:
@@ -202,6 +208,8 @@ class LatentDescription:
             yield "latent_q", self.queries
         yield "o", self.o
         yield "latent_heads", self.heads
+        if self.index is not None:
+            yield from self.index.linears()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

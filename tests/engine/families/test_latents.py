@@ -116,6 +116,37 @@ def test_deepseek_v2_lite_as_published_keeps_less_than_a_tenth_of_the_bridge() -
     assert spec.num_parameters == pytest.approx(15.7e9, rel=0.01)
 
 
+@pytest.mark.parametrize(
+    ("architecture", "more", "values"),
+    [
+        ("DeepseekV3ForCausalLM", {}, 576),
+        # And the index's key.
+        (
+            "DeepseekV32ForCausalLM",
+            {"index_n_heads": 64, "index_head_dim": 128, "index_topk": 2048},
+            576 + 128,
+        ),
+    ],
+)
+def test_deepseek_v3_as_published_keeps_576_values_a_token_and_layer(
+    architecture: str, more: dict[str, int], values: int
+) -> None:
+    spec = decoder_spec(
+        {
+            "architectures": [architecture], "vocab_size": 129280, "hidden_size": 7168,
+            "intermediate_size": 18432, "num_hidden_layers": 61, "num_attention_heads": 128,
+            "num_key_value_heads": 128, "kv_lora_rank": 512, "q_lora_rank": 1536,
+            "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128,
+            "n_routed_experts": 256, "n_shared_experts": 1, "num_experts_per_tok": 8,
+            "moe_intermediate_size": 2048, "first_k_dense_replace": 3, "norm_topk_prob": True,
+            "moe_layer_freq": 1, "routed_scaling_factor": 2.5, "scoring_func": "sigmoid",
+            "topk_method": "noaux_tc", "n_group": 8, "topk_group": 4, "rope_theta": 10000,
+            "max_position_embeddings": 163840, "rms_norm_eps": 1e-6, **more,
+        }
+    )  # fmt: skip
+    assert spec.kv_bytes_per_token(2) == 61 * values * 2
+
+
 @pytest.mark.parametrize("name", DEEPSEEK)
 def test_with_so_few_blocks_that_sequences_are_preempted(name: str, case: Cases) -> None:
     expected = case(name)
@@ -213,7 +244,14 @@ def test_a_checkpoint_in_fp8_is_what_its_plain_weights_say(tmp_path: Path) -> No
         ("deepseek_v2-lite", ["q_proj", "kv_a_proj_with_mqa", "o_proj"]),
         ("deepseek_v2", ["kv_b_proj"]),
         ("deepseek_v3", ["q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj", "o_proj"]),
-        ("deepseek_v32", ["q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj", "o_proj"]),
+        ("deepseek_v32", ["wq_b", "wk", "weights_proj"]),
+        (
+            "deepseek_v32",
+            [
+                *("q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj", "o_proj"),
+                *("wq_b", "wk", "weights_proj", "gate_proj", "up_proj", "down_proj"),
+            ],
+        ),
         ("kimi_linear", ["q_proj", "k_proj", "v_proj", "b_proj", "g_a_proj", "g_b_proj", "o_proj"]),
     ],
 )
@@ -222,7 +260,8 @@ def test_adapters_change_the_layers_around_attention(
 ) -> None:
     make_checkpoint(RECIPES[name], tmp_path / "model")
     folder = make_adapter(tmp_path / "model", tmp_path / "a", target_modules=modules)
-    pairs = list(zip(prompts(3), ["a", None, "a"], strict=True))
+    # Longer than the 20 tokens that an index selects.
+    pairs = list(zip([prompt * 5 for prompt in prompts(3)], ["a", None, "a"], strict=True))
     expected = PeftOracle(tmp_path / "model", {"a": folder}).greedy_all(pairs, OUTPUT)
     llm, request = make(tmp_path / "model"), LoRARequest("a", 1, str(folder))
     outputs = llm.generate(
