@@ -17,6 +17,7 @@ quartiles. Weights are int8 (llama.cpp: Q8_0) in `decode`.
 from __future__ import annotations
 
 import argparse
+import gc
 import itertools
 import json
 import random
@@ -81,6 +82,8 @@ SHAPES: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 VOCAB, MAX_TOKENS = 32000, 16384
 PROMPT, NEW_TOKENS, ANSWER = 512, 64, 16
+#: Pairs of engines that `idle` compares, and prompts that fill a pool.
+PAIRS, WARM_TURNS = 4, 5
 
 
 def make(name: str, folder: Path) -> None:
@@ -161,29 +164,33 @@ def in_turns(turns: int, a: Callable[[int], float], b: Callable[[int], float]) -
 def idle(folder: Path, turns: int) -> None:
     """Cold prompts, which nobody shares, with and without a cache of states.
 
-    The pool is full, as a server's soon is: no page is written for the first time.
+    The pool is full, as a server's soon is: no page is written for the first time. Two engines
+    with the same settings differ by up to 1 %, by where their memory is: there are several pairs.
     """
-    engines = [
-        make_llm(folder, enable_prefix_caching=caches, cpu_kvcache_space=0.5)
-        for caches in (True, False)
-    ]
-    for number in range(8):
-        for llm in engines:
-            generate(llm, random_tokens(random.Random(number), PROMPT), NEW_TOKENS)
-    for clock in (time.perf_counter, time.process_time):
-
-        def measure(llm: LLM, turn: int, clock: Callable[[], float] = clock) -> float:
-            prompt = random_tokens(random.Random(f"{clock}{turn}"), PROMPT)
-            start = clock()
-            generate(llm, prompt, NEW_TOKENS)
-            return clock() - start
-
-        ratios = in_turns(
-            turns,
-            lambda turn, measure=measure: measure(engines[0], turn),  # type: ignore[misc]
-            lambda turn, measure=measure: measure(engines[1], turn),  # type: ignore[misc]
-        )
-        print(f"idle, {clock.__name__}: {spread(ratios)}", flush=True)
+    clocks = (time.perf_counter, time.process_time)
+    ratios: list[list[float]] = [[] for _ in clocks]
+    for pair in range(PAIRS):
+        both = [pair % 2 == 0, pair % 2 == 1]
+        engines = {
+            caches: make_llm(folder, enable_prefix_caching=caches, cpu_kvcache_space=0.25)
+            for caches in both
+        }
+        for turn in range(WARM_TURNS + turns):
+            seconds = {}
+            for caches in both if turn % 2 else reversed(both):
+                prompt = random_tokens(random.Random(f"{pair} {turn} {caches}"), PROMPT)
+                starts = [clock() for clock in clocks]
+                generate(engines[caches], prompt, NEW_TOKENS)
+                seconds[caches] = [
+                    clock() - start for clock, start in zip(clocks, starts, strict=True)
+                ]
+            if turn >= WARM_TURNS:
+                for index, values in enumerate(ratios):
+                    values.append(seconds[True][index] / seconds[False][index])
+        del engines
+        gc.collect()
+    for clock, values in zip(clocks, ratios, strict=True):
+        print(f"idle, {clock.__name__}: {spread(values)}", flush=True)
 
 
 def first_token_of_turn(llm: LLM, turn: int, seed: int) -> float:

@@ -110,6 +110,20 @@ def test_prompts_that_end_about_a_step_end(
     assert num_hits == (num_tokens - 1) // BLOCK_SIZE * BLOCK_SIZE
 
 
+def test_a_shared_prefix_without_a_state_is_counted_with_its_reason(
+    folders: dict[str, Path],
+) -> None:
+    core, source = make(folders["lfm2"]), random.Random(5)
+    shared = random_tokens(source, 200)
+    for turn in range(3):
+        prompt = shared + random_tokens(source, 40)
+        output_of(core, request(f"{turn}", prompt, 2, temperature=0))
+    stats = core.snapshot()
+    # Where prompts part is known from the second on.
+    assert stats.prefix_cold_total["no_state"] == 1
+    assert stats.prefix_cache_hits_total == 192
+
+
 @pytest.mark.parametrize(
     "shifts", [[100, 600], pytest.param(range(0, 601, 40), marks=pytest.mark.slow)]
 )
