@@ -245,6 +245,10 @@ class LinearFactory(ABC):
     supports_int8_zero_points: bool = False
     """Whether 8-bit integers may have zero points."""
 
+    widens_weights: bool = False
+    """Whether float32 rows can be multiplied by 16-bit weights, as by the same weights in float32
+    to the bit."""
+
     def keeps_code_format(self, coding: CodeFormat) -> bool:
         """Whether codes of this kind and group size are supported."""
         return coding.kind in self.codings

@@ -214,6 +214,7 @@ class LoadBuffer:
 
 #: Number of floats read at once: the memory that a load needs besides the packed weights.
 _SLICE_BYTES = 4 << 20
+_HALVES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 #: For matrices of several formats in one layer: 8 bits hold any format of fewer bits.
 _MIXED_GROUP = 32
 
@@ -252,7 +253,8 @@ class LinearPacker:
 
         It is quantized if `quantization` ("int8", "int4", "fp8", "nf4") says so. Otherwise weights
         that are quantized in the checkpoint stay so, without further rounding if the kernels
-        support their format; and floats are stored in `dtype`. `round_inputs`: see
+        support their format; and floats are stored in `dtype`, or in 16 bits if a checkpoint has
+        those and `dtype` is float32: the products are the same. `round_inputs`: see
         `KernelSet.PackedLinear`.
         """
         if quantization is not None and quantization not in ops.quantizations:
@@ -266,10 +268,11 @@ class LinearPacker:
             return ops.make_linear(self.shape, self._code_slices(), form, bias)
         if form is not None:
             return ops.make_linear(self.shape, self._integer_slices(form), form, bias)
-        floats = FloatFormat(dtype, quantization, round_inputs=round_inputs)
+        stored = dtype if quantization else self._stored_dtype(ops, dtype)
+        floats = FloatFormat(stored, quantization, round_inputs=round_inputs and stored == dtype)
         if quantization is None and any(matrix.quantized for matrix in self._matrices):
             floats = FloatFormat(dtype, "int8", _MIXED_GROUP)
-        slices = self._float_slices(None if floats.quantization else dtype)
+        slices = self._float_slices(None if floats.quantization else stored)
         return ops.make_linear(self.shape, slices, floats, bias)
 
     def _pack_native(self, ops: KernelSet, quantization: str | None) -> NativeFormat | None:
@@ -288,10 +291,17 @@ class LinearPacker:
         kind = self._pack_native(ops, quantization) or self._integers(quantization)
         if kind is not None:
             return all(matrix.bits == kind.bits for matrix in self._matrices)
-        dtype_name = str(dtype).removeprefix("torch.")
+        dtype_name = str(self._stored_dtype(ops, dtype)).removeprefix("torch.")
         return quantization is None and all(
             matrix.source == dtype_name for matrix in self._matrices
         )
+
+    def _stored_dtype(self, ops: KernelSet, dtype: torch.dtype) -> torch.dtype:
+        """The dtype of a layer's weights in memory, where its model computes in `dtype`."""
+        sources = {matrix.source for matrix in self._matrices}
+        if dtype == torch.float32 and ops.widens_weights and len(sources) == 1:
+            return _HALVES.get(sources.pop(), dtype)
+        return dtype
 
     def _float_slices(self, dtype: torch.dtype | None) -> Iterator[Tensor]:
         """Yield the stack's rows, in `dtype` or unchanged; each chunk is valid until the next."""

@@ -78,6 +78,7 @@ class CpuKernels(KernelSet):
     codings = frozenset(CODINGS)
     supports_act_order = True
     supports_int8_zero_points = True
+    widens_weights = True
 
     def __init__(self, isa: str | None = None) -> None:
         self.library = library = Library(isa)

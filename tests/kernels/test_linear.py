@@ -37,6 +37,20 @@ def test_floating_weights(kernels, dtype, weight_dtype, shape):
         assert_close(layer(x), product(x, weight, bias), dtype, slack=8.0)
 
 
+@covering(weight_dtype=DTYPES[1:], shape=[(1, 1), (33, 16), (100, 601)])
+def test_weights_of_16_bits_give_the_bits_of_32(kernels, weight_dtype, shape):
+    """However many rows: few read the weights as they are, more share widened ones."""
+    if not kernels.widens_weights:
+        pytest.skip("keeps no 16-bit weights of a float32 model")
+    n, k = shape
+    torch.manual_seed(n * k)
+    weight, bias = torch.randn(n, k).to(weight_dtype), torch.randn(n)
+    layer, wide = kernels.PackedLinear(weight, bias), kernels.PackedLinear(weight.float(), bias)
+    for rows in (1, 14, 15, 29, 33, 200):
+        x = torch.randn(rows, k)
+        assert torch.equal(layer(x), wide(x))
+
+
 @pytest.mark.parametrize("rows", [1, 5, 40])
 def test_inputs_may_be_rounded_like_bf16_weights(kernels, rows):
     torch.manual_seed(9)

@@ -42,6 +42,7 @@ CONFIGS: list[dict[str, Any]] = [
     {"quantization": "int4", "kv_cache_dtype": "int8"},
     {"quantization": "fp8"},
     {"quantization": "bitsandbytes"},
+    {"dtype": "float32"},
 ]
 
 

@@ -21,6 +21,15 @@ struct Widened {
                        int dtype, int64_t) {
     load_floats(to, x, offset, count, 2 * steps, dtype);
   }
+  static void widen(float* to, const char* b, int64_t steps, int64_t, const uint8_t*) {
+    const uint32_t* pairs = reinterpret_cast<const uint32_t*>(b);
+    for (int64_t i = 0; i < steps; i++, pairs += NR, to += 2 * NR) {
+      for (int j = 0; j < NR; j += W) {
+        vstore(to + j, vload_even(pairs + j));
+        vstore(to + NR + j, vload_odd(pairs + j));
+      }
+    }
+  }
 };
 
 #ifdef QUIRE_BF16_DOT
@@ -60,7 +69,7 @@ Kernel kernel_bf16(bool pairs) {
   if (pairs) return float_kernel<Paired>();
 #endif
   (void)pairs;
-  return float_kernel<Widened>();
+  return widened_kernel<Widened>();
 }
 
 }  // namespace quire

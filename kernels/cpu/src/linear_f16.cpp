@@ -16,10 +16,14 @@ struct Weights {
                        int dtype, int64_t) {
     load_floats(to, x, offset, count, steps, dtype);
   }
+  static void widen(float* to, const char* b, int64_t steps, int64_t, const uint8_t*) {
+    const f16* values = reinterpret_cast<const f16*>(b);
+    for (int64_t i = 0; i < steps * NR; i += W) vstore(to + i, vload(values + i));
+  }
 };
 
 }  // namespace
 
-Kernel kernel_f16() { return float_kernel<Weights>(); }
+Kernel kernel_f16() { return widened_kernel<Weights>(); }
 
 }  // namespace quire

@@ -1,25 +1,7 @@
 #include "linear_float.h"
 
 namespace quire {
-namespace {
 
-struct Weights {
-  static constexpr int kStepUnits = 1;
-  static constexpr int kStepBytes = NR * 4;
-
-  template <int ROWS>
-  QUIRE_INLINE static void step(vf (&acc)[ROWS][2], const uint32_t* a, const char* b) {
-    const float* values = reinterpret_cast<const float*>(b);
-    add_products(acc, a, 0, vload(values), vload(values + W));
-  }
-  static void load_row(uint32_t* to, const void* x, int64_t offset, int64_t count, int64_t steps,
-                       int dtype, int64_t) {
-    load_floats(to, x, offset, count, steps, dtype);
-  }
-};
-
-}  // namespace
-
-Kernel kernel_f32() { return float_kernel<Weights>(); }
+Kernel kernel_f32() { return float_kernel<Floats<1>>(); }
 
 }  // namespace quire

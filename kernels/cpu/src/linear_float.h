@@ -1,6 +1,7 @@
 // The microkernel for floating-point weights; a format defines one step.
 #pragma once
 
+#include <algorithm>
 #include <utility>
 
 #include "linear.h"
@@ -52,6 +53,25 @@ inline void load_floats(uint32_t* to, const void* x, int64_t offset, int64_t cou
   for (int64_t i = count; i < units; i++) row[i] = 0.0f;
 }
 
+// Weights as floats, UNITS k per step.
+template <int UNITS>
+struct Floats {
+  static constexpr int kStepUnits = UNITS;
+  static constexpr int kStepBytes = UNITS * NR * 4;
+
+  template <int ROWS>
+  QUIRE_INLINE static void step(vf (&acc)[ROWS][2], const uint32_t* a, const char* b) {
+    const float* values = reinterpret_cast<const float*>(b);
+#pragma GCC unroll 2
+    for (int unit = 0; unit < UNITS; unit++, values += NR)
+      add_products(acc, a, unit, vload(values), vload(values + W));
+  }
+  static void load_row(uint32_t* to, const void* x, int64_t offset, int64_t count, int64_t steps,
+                       int dtype, int64_t) {
+    load_floats(to, x, offset, count, UNITS * steps, dtype);
+  }
+};
+
 template <class F, size_t... I>
 Kernel float_kernel(std::index_sequence<I...>) {
   return Kernel{kFloatTile, F::kStepUnits, {float_micro<F, I + 1>...}, F::load_row};
@@ -59,6 +79,18 @@ Kernel float_kernel(std::index_sequence<I...>) {
 template <class F>
 Kernel float_kernel() {
   return float_kernel<F>(std::make_index_sequence<kFloatTile>{});
+}
+
+// The kernel for 16-bit weights F. Several tiles of rows share weights that were widened once; their
+// sums are those of one tile to the bit.
+template <class F>
+Kernel widened_kernel() {
+  Kernel kernel = float_kernel<F>();
+  const Kernel wide = float_kernel<Floats<F::kStepUnits>>();
+  std::copy(wide.micro, wide.micro + kFloatTile, kernel.widened);
+  kernel.widen = F::widen;
+  kernel.wide_bytes = F::kStepUnits * NR * 4;
+  return kernel;
 }
 
 }  // namespace quire
