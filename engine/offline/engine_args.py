@@ -64,8 +64,12 @@ class _Methods:
 def offline_config(settings: dict[str, Any]) -> EngineConfig:
     """Return the settings of an engine in its caller's process. Raises `ConfigError`.
 
-    As there are no other clients, the queue is limited only by memory.
+    As there are no other clients, the queue is limited only by memory. Nor is there a gateway,
+    which would cache media: settings that ask for no cache of these are obeyed.
     """
+    settings = {
+        name: value for name, value in settings.items() if not _asks_for_no_media_cache(name, value)
+    }
     extra: Any = settings.get("model_loader_extra_config")
     if hasattr(extra, "settings"):  # a `TensorizerConfig`
         settings = {**settings, "model_loader_extra_config": extra.settings()}
@@ -74,6 +78,12 @@ def offline_config(settings: dict[str, Any]) -> EngineConfig:
         settings = {**settings, "model_loader_extra_config": extra}
     _warn_of_variables()
     return EngineConfig.from_mapping({"max_waiting": sys.maxsize, **settings})
+
+
+def _asks_for_no_media_cache(name: str, value: Any) -> bool:
+    if name == "mm_processor_cache_gb":
+        return value == 0 and value is not False
+    return name == "disable_mm_preprocessor_cache" and value is True
 
 
 @cache

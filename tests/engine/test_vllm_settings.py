@@ -12,6 +12,7 @@ from engine.contract.command_line import expand_args
 from engine.contract.engine_config import SETTINGS, EngineConfig, add_cli_args
 from engine.contract.errors import ConfigError
 from engine.contract.vllm_flags import BY_NAME, VLLM_FLAGS, VllmFlag
+from engine.offline.engine_args import EngineArgs
 
 #: The engine arguments of vLLM 0.5.1's manual, as its command line spells them.
 _MANUAL = """
@@ -153,6 +154,27 @@ def test_some_stand_for_settings_of_ours(
     engine_settings: dict[str, Any], ours: dict[str, Any]
 ) -> None:
     assert EngineConfig.from_mapping(engine_settings) == EngineConfig(**ours)
+
+
+def test_no_cache_of_media_is_what_an_engine_without_a_gateway_has() -> None:
+    without = EngineArgs("m").create_engine_config()
+    for value in (0, 0.0):
+        args = EngineArgs("m", mm_processor_cache_gb=value, disable_mm_preprocessor_cache=True)
+        assert args.create_engine_config() == without
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "words"),
+    [
+        ("mm_processor_cache_gb", 8, "set QUIRE_MEDIA_CACHE_BYTES"),
+        ("mm_processor_cache_gb", False, "must be float"),
+        ("disable_mm_preprocessor_cache", 1, "must be bool"),
+    ],
+)
+def test_another_cache_of_media_is_refused_offline(name: str, value: Any, words: str) -> None:
+    with pytest.raises(ConfigError, match=words) as refusal:
+        EngineArgs("m", **{name: value}).create_engine_config()
+    assert refusal.value.param == name
 
 
 @pytest.mark.parametrize(
