@@ -2,7 +2,8 @@
 documents, one after the other.
 
 It decodes untrusted files, so it can be killed at any moment; see `WorkerProcess`. Requests and
-answers are structs of `engine.multimodal.inputs`, as MessagePack.
+answers are structs of `engine.multimodal.inputs`, as MessagePack; an empty request has an empty
+answer.
 """
 
 from __future__ import annotations
@@ -118,6 +119,9 @@ def main() -> int:
 
     limit_memory(MEMORY_BYTES)
     while (frame := read_frame(requests)) is not None:
+        if not frame:  # asks whether it has started
+            write_frame(answers, b"")
+            continue
         answer: Answer
         try:
             request = requests_decoder.decode(frame)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import logging
+import math
 import os
 import resource
 import signal
@@ -123,12 +124,22 @@ class WorkerProcess:
         """Whether it can take requests."""
         return self._process.poll() is None
 
-    def request(self, frame: bytes, timeout_s: float) -> bytes | None:
-        """Return its answer; None if it died or was killed at the deadline."""
+    def request(
+        self, frame: bytes, timeout_s: float, max_processor_s: float | None = None
+    ) -> bytes | None:
+        """Return its answer; None if it died or was killed at the deadline.
+
+        Args:
+            timeout_s: by the clock.
+            max_processor_s: of its processors' time, rounded up to whole seconds: how long a file
+                takes then doesn't depend on what else the machine does.
+        """
         timer = threading.Timer(timeout_s, self._kill_late)
         timer.daemon = True
         timer.start()
         try:
+            if max_processor_s is not None and self.alive:  # else its id may be another's
+                _limit_processor_time(self._process.pid, max_processor_s)
             write_frame(_pipe(self._process.stdin), frame)
             answer = read_frame(_pipe(self._process.stdout))
         except (OSError, ValueError) as error:  # ValueError: the answer is too large to be read
@@ -138,6 +149,9 @@ class WorkerProcess:
             timer.cancel()
         if answer is None:
             self.close()
+            if self._process.returncode == -signal.SIGXCPU:
+                log.warning("A %s was killed at its limit of processor time.", self._name)
+                self.timed_out = True
         return answer
 
     def _kill_late(self) -> None:
@@ -159,6 +173,21 @@ class WorkerProcess:
                     pipe.close()
                 except OSError as error:  # unsent bytes for a dead worker
                     log.debug("Closing the pipe of a %s: %s", self._name, error)
+
+
+def _limit_processor_time(pid: int, more_s: float) -> None:
+    """Have Linux end a process (SIGXCPU) once it has used so much more processor time.
+
+    Raises OSError if it is gone.
+    """
+    with open(f"/proc/{pid}/stat", encoding="ascii") as file:
+        user, system = file.read().rpartition(")")[2].split()[11:13]
+    used_s = (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
+    limit = math.ceil(used_s + more_s)
+    _, hard = resource.prlimit(pid, resource.RLIMIT_CPU)
+    if hard != resource.RLIM_INFINITY:
+        limit = min(limit, hard)
+    resource.prlimit(pid, resource.RLIMIT_CPU, (limit, hard))
 
 
 def _pipe(pipe: IO[bytes] | None) -> Any:

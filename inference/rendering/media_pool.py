@@ -55,10 +55,14 @@ REQUEST_CONCURRENCY = 4
 TENANT_PER_WORKER = 160
 #: Maximum bytes of these: a small request may name large files by their addresses.
 TENANT_WAITING_BYTES = 512 << 20
-#: Seconds for one image, video or document, after which its process is killed.
+#: Seconds of processor time for one image, video or document, after which its process is killed.
 PREPARE_TIMEOUTS_S = {"image": 20.0, "audio": 20.0, "video": 60.0, "document": 60.0}
 #: The same for an audio file, which may be hours long.
 SOUND_TIMEOUT_S = 120.0
+#: The same by the clock: so many times as much. Engines keep processors busy, and go first.
+CLOCK_FACTOR = 5
+#: Seconds by the clock for a worker to start.
+START_TIMEOUT_S = 120.0
 
 _COMMAND = "engine.multimodal.worker"
 
@@ -304,11 +308,17 @@ class MediaPool:
         return answer
 
     def _ask_worker(self, request: bytes, timeout_s: float, kind: str) -> Answer:
-        """Send a request to this thread's worker; each thread has one."""
+        """Send a request to this thread's worker; each thread has one.
+
+        Raises `EngineUnavailable` if none starts.
+        """
         worker: WorkerProcess | None = getattr(self._worker, "process", None)
         if worker is None or not worker.alive:
             worker = self._worker.process = WorkerProcess(_COMMAND, "media worker", nice=19)
-        answer = worker.request(request, timeout_s)
+            # Not in the time of its first file.
+            if worker.request(b"", START_TIMEOUT_S) is None:
+                raise EngineUnavailable("The process that reads media didn't start.")
+        answer = worker.request(request, CLOCK_FACTOR * timeout_s, timeout_s)
         if answer is None:
             return Refusal(f"The {kind} takes too much time or memory to be read.")
         return ANSWERS.decode(answer)

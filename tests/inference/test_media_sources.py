@@ -6,6 +6,7 @@ import asyncio
 import base64
 import os
 import re
+import sys
 import threading
 from dataclasses import replace
 from pathlib import Path
@@ -17,7 +18,7 @@ import torch
 
 from common.errors import RateLimited
 from common.outbound_http import fetch
-from engine.contract.errors import InvalidRequest
+from engine.contract.errors import EngineUnavailable, InvalidRequest
 from engine.contract.messages import ModelInfo
 from engine.multimodal.inputs import Refusal, folder_version
 from engine.multimodal.processor import MediaProcessor
@@ -401,6 +402,38 @@ async def test_a_requests_pictures_wait_a_few_at_a_time_and_none_once_one_is_ref
     assert refused.value.param in {source.param for source in sources[:8]}
     assert max(counts) <= media_pool.REQUEST_CONCURRENCY
     assert len(counts) < len(sources) // 2
+
+
+_SLOW_TO_START = """
+import time
+from engine.system.worker_process import open_worker_pipes, read_frame, write_frame
+requests, answers = open_worker_pipes()
+time.sleep(3)
+while (frame := read_frame(requests)) is not None:
+    write_frame(answers, frame)
+"""
+
+
+@pytest.mark.system
+def test_a_workers_start_is_not_in_the_time_of_its_first_file(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(media_pool, "_COMMAND", (sys.executable, "-c", _SLOW_TO_START))
+    pool, file = MediaPool(), msgspec.msgpack.encode(Refusal("read"))
+    try:
+        answer = pool._ask_worker(file, 2 / media_pool.CLOCK_FACTOR, "image")
+    finally:
+        pool._worker.process.close()
+    assert answer == Refusal("read")
+
+
+@pytest.mark.system
+def test_a_worker_that_does_not_start_is_no_fault_of_the_file(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(media_pool, "_COMMAND", (sys.executable, "-c", "pass"))
+    with pytest.raises(EngineUnavailable, match="didn't start"):
+        MediaPool()._ask_worker(b"x", 20, "image")
 
 
 async def test_a_file_that_is_being_fetched_is_charged_although_its_request_has_ended(
