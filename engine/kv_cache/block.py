@@ -6,6 +6,7 @@ its free blocks.
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Iterable, Iterator
 
 
@@ -136,6 +137,7 @@ class TenantQuota:
         "running",
         "seen_at",
         "sequences",
+        "superfluous",
         "used",
         "weight",
     )
@@ -146,6 +148,9 @@ class TenantQuota:
         self.used = 0
         #: Free blocks that it used last, least recently used first; many are still cached.
         self.free = FreeBlockQueue(())
+        #: Blocks with their hashes that are evicted before other cached ones, the next one first,
+        #: see `StateManager`; outdated ones are dropped when they surface.
+        self.superfluous: OrderedDict[Block, bytes] = OrderedDict()
         #: Number of its sequences, waiting and running, and of the running ones.
         self.sequences = 0
         self.running = 0

@@ -147,8 +147,6 @@ class StateManager(SingleTypeManager):
         #: it; never for superfluous ones.
         self._used_at = [float("-inf")] * pool.num_blocks
         self._is_returned_to = [False] * pool.num_blocks
-        #: Superfluous checkpoints with their keys, the next to be evicted first.
-        self._superfluous: dict[Block, bytes] = {}
         #: Checkpoints of the last plan, and earlier ones whose tokens aren't known yet.
         self._pending: list[Checkpoint] = []
         self._copies: list[tuple[int, int]] = []
@@ -309,12 +307,13 @@ class StateManager(SingleTypeManager):
         first = next(iter(source.free))
         if first.block_hash is None:
             return source, first
-        for block, key in list(self._superfluous.items()):
-            if block.block_hash != key or self._used_at[block.block_id] != float("-inf"):
-                del self._superfluous[block]  # evicted, or used again
-            elif block.charged_to is source and block.ref_count == 0:
+        while source.superfluous:
+            block, key = next(iter(source.superfluous.items()))
+            is_idle = block.ref_count == 0 and self._used_at[block.block_id] == float("-inf")
+            if is_idle and block.block_hash == key and block.charged_to is source:
                 self.pool.evict_first(block)
                 return source, block
+            del source.superfluous[block]  # evicted, or used again
         return source, first
 
     def _record_use(self, checkpoint: Block, is_returned_to: bool) -> None:
@@ -362,9 +361,10 @@ class StateManager(SingleTypeManager):
                 is_replaced = sequence is not record or position < first_needed
                 if block is not None and is_replaced and position != sequence.branch:
                     self._used_at[block.block_id] = float("-inf")
-                    if self._superfluous.get(block) != key:
-                        self._superfluous.pop(block, None)
-                        self._superfluous[block] = key
+                    owner = block.charged_to
+                    if owner is not None and owner.superfluous.get(block) != key:
+                        owner.superfluous.pop(block, None)
+                        owner.superfluous[block] = key
         record.previous = None
 
     def pop_checkpoints(self) -> list[tuple[int, int, int]]:

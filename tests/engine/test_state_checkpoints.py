@@ -437,3 +437,35 @@ def test_where_chats_part_is_not_evicted_first() -> None:
         kv.start_step()
         finish(kv, again)
     assert hit == 160
+
+
+def test_a_tenant_loses_its_own_superfluous_state_before_an_older_one() -> None:
+    """Both have a prompt and then a chat's two turns; then one sends as much as the pool holds."""
+    kv, _ = make(12)
+
+    def run(seq_id: int, tenant: str, token_ids: list[int]) -> None:
+        kv.record_request(tenant, 1.0, 0.0, 1.0)
+        sequence = Tokens(seq_id, token_ids)
+        start(kv, sequence, tenant=tenant)
+        kv.start_step()
+        finish(kv, sequence, tenant)
+
+    def num_cached() -> list[int]:
+        """Tokens of each tenant's prompt, first turn and second turn."""
+        prompts = [(500, 40), (0, 40), (0, 80)]
+        return [
+            kv.get_computed_blocks(
+                Tokens(99, [*range(first + shift, first + shift + count - 1), -1])
+            ).num_tokens
+            for shift in (0, 1000)
+            for first, count in prompts
+        ]
+
+    for shift, tenant in ((0, "a"), (1000, "b")):
+        run(shift, tenant, list(range(500 + shift, 540 + shift)))
+        for turn in (1, 2):
+            run(shift + turn, tenant, list(range(shift, shift + 40 * turn)))
+    assert num_cached() == [32, 32, 64] * 2
+    for index in range(3):
+        run(5000 + index, "b", list(range(5000 + 100 * index, 5040 + 100 * index)))
+    assert num_cached() == [32, 32, 64, 32, 0, 64]
