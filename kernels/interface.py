@@ -284,14 +284,14 @@ class KernelSet(LinearFactory, StateOperations):
     ) -> None:
         """Norm and rotate q and k in place, then write k and v to their slots.
 
-        q [T, Hq, D], k and v [T, Hk, D], with any stride between tokens; positions and slot_mapping
-        int64 [T]. cos_sin float32 [max_position, rotary_dim] has cosines in the first half of a row
-        and sines in the second; None for no rotation. The first rotary_dim of D values are rotated,
-        as two halves (neox) or as adjacent pairs. Caches are [num_blocks, Hk, block_size, D]; slot
-        = block * block_size + offset, and a slot of -1 writes nothing. With norm weights [D] each
-        head is RMS-normed before rotation. int8 caches require key_scales and value_scales float32
-        [num_blocks, Hk, block_size], which receive a scale per token and head. fp8 caches may have
-        scales [Hk], by which a head's keys or values are divided.
+        q [T, Hq, D], k and v [T, Hk, D], with any stride between tokens; Hq may be 0. positions and
+        slot_mapping int64 [T]. cos_sin float32 [max_position, rotary_dim] has cosines in the first
+        half of a row and sines in the second; None for no rotation. The first rotary_dim of D
+        values are rotated, as two halves (neox) or as adjacent pairs. Caches are [num_blocks, Hk,
+        block_size, D]; slot = block * block_size + offset, and a slot of -1 writes nothing. With
+        norm weights [D] each head is RMS-normed before rotation. int8 caches require key_scales and
+        value_scales float32 [num_blocks, Hk, block_size], which receive a scale per token and head.
+        fp8 caches may have scales [Hk], by which a head's keys or values are divided.
         """
 
     @abstractmethod

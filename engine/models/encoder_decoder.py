@@ -70,7 +70,7 @@ class EncoderDecoder(NativeDecoder):
                 part.unflatten(-1, (-1, self.spec.head_dim)) for part in both.chunk(2, dim=-1)
             )
             self.ops.rope_and_cache(
-                keys.clone(),
+                keys[:, :0],
                 keys,
                 values,
                 positions,

@@ -152,6 +152,15 @@ def test_without_a_table_nothing_turns(kernels):
     assert torch.equal(step.cached(step.keys, 1), step.k[1])
 
 
+def test_keys_need_no_queries(kernels):
+    step, with_queries = Step(5, 2, 2, 32), Step(5, 2, 2, 32)
+    with_queries.run(kernels, None)
+    step.q = step.k[:, :0]
+    step.run(kernels, None)
+    assert torch.equal(step.keys, with_queries.keys)
+    assert torch.equal(step.values, with_queries.values)
+
+
 def test_a_slot_of_minus_one_writes_nothing(kernels):
     step = Step(3, 2, 1, 32)
     step.slots = torch.full((3,), -1)
