@@ -85,7 +85,9 @@ class Ours:
         quantization = {"quantization": "int8", "dtype": "bfloat16"} if kind == "int8" else {}
         self._llm = LLM(
             folder,
-            num_gpu_blocks_override=2048,
+            # The turn that isn't counted fills these, so that as in a server that has run for a
+            # while no memory is written for the first time.
+            num_gpu_blocks_override=896,
             mm_processor_kwargs={"padding": padding},
             **({"dtype": "float32"} | quantization),
         )
