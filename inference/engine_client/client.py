@@ -102,6 +102,7 @@ class EngineClient:
             self._dispatch_batch,
             self.journal.save,
             self.watchman.mark_redis_suspect,
+            self.journal.restore_marks,
         )
         self.flusher = Flusher(self._redis, prefix, f"gateway-{self.gateway_id[:12]}")
         self._news = ReplicaEventReader(self._redis, prefix, self.watchman.on_replica_event)

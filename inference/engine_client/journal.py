@@ -108,6 +108,8 @@ class Journal:
         self._pending: dict[str, dict[tuple[int, int], Entry]] = {}
         #: Streams whose delivery mark failed to reach Redis; `save` sends it again.
         self._unrecorded: set[str] = set()
+        #: Open streams that have delivered tokens.
+        self._delivered: set[str] = set()
 
     def begin(self, stream: str, about: OpenStream) -> None:
         """A stream was opened or taken over. It can't be resumed if Redis fails to store this."""
@@ -124,8 +126,9 @@ class Journal:
     def mark_delivered(self, stream: str) -> asyncio.Future[Any]:
         """The stream's first tokens were sent to the client: from now on it is billed.
 
-        If Redis fails to store this now, `save` sends it again.
+        If Redis fails to store this now, `save` and `restore_marks` send it again.
         """
+        self._delivered.add(stream)
 
         def record_error(reply: asyncio.Future[Any]) -> None:
             if reply.cancelled() or reply.exception() is not None:
@@ -136,6 +139,12 @@ class Journal:
         reply.add_done_callback(record_error)
         self._link.send("EXPIRE", name, KEEP_S)
         return reply
+
+    async def restore_marks(self) -> None:
+        """Mark the open streams again after Redis was away: it may have lost replies, and with
+        `appendfsync everysec` even writes that it had confirmed. Raises redis.RedisError.
+        """
+        await asyncio.gather(*map(self.mark_delivered, list(self._delivered)))
 
     def record_tokens(self, stream: str, start: int, chunk: TokenChunk) -> None:
         """Record new tokens, of which the output had `start` before."""
@@ -190,3 +199,4 @@ class Journal:
         with contextlib.suppress(RedisError):  # without Redis no gateway can resume it
             await replies[-1]
         self._unrecorded.discard(stream)
+        self._delivered.discard(stream)

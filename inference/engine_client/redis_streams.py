@@ -146,6 +146,7 @@ class OutboxReader:
         deliver: called on the loop with each batch; must not block.
         save: stores elsewhere what `deliver` received; awaited before that is removed here.
         on_error: called when Redis could not be read.
+        restore: writes again what Redis may have lost; awaited before reading after an error.
     """
 
     def __init__(
@@ -158,10 +159,11 @@ class OutboxReader:
         deliver: Callable[[OutboxBatch], Awaitable[None]],
         save: Callable[[], Awaitable[None]],
         on_error: Callable[[], None],
+        restore: Callable[[], Awaitable[None]],
     ) -> None:
         self._reading, self._link = reading, link
         self._begin, self._deliver = begin, deliver
-        self._save, self._on_error = save, on_error
+        self._save, self._on_error, self._restore = save, on_error, restore
         self.key = redis_keys.outbox_key(gateway_id, prefix)
         self._progress = Progress(gateway_id, prefix)
         self._command = ("XREAD", "COUNT", READ_COUNT, "BLOCK", BLOCK_MS, "STREAMS", self.key)
@@ -170,10 +172,15 @@ class OutboxReader:
 
     async def run(self) -> None:
         """Read forever; reconnects to Redis when the connection is lost."""
+        has_failed = False
         while True:
             try:
+                if has_failed:
+                    await self._restore()
+                    has_failed = False
                 await self._read()
             except RedisError as error:
+                has_failed = True
                 logger.warning("outbox read failed, retrying: %s", error)
                 self._on_error()
                 await asyncio.sleep(RETRY_S)

@@ -36,6 +36,7 @@ async def reading(
     reader = OutboxReader(
         *(long, short, "reader", gateway.prefix, begin, deliver, save),
         lambda: errors.append("doubt"),
+        save,
     )
     tasks = [asyncio.create_task(reader.run()), asyncio.create_task(reader.trim_forever())]
     try:
