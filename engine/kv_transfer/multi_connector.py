@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import Future
 from typing import Any
@@ -20,6 +21,21 @@ from engine.kv_transfer.base import (
 )
 from engine.kv_transfer.offloading_connector import OffloadingConnector
 from engine.kv_transfer.storage_queue import all_done
+
+_TOTALS = (
+    "num_requests_swapped",
+    "external_prefix_cache_queries_total",
+    "external_prefix_cache_hits_total",
+    "kv_tier_saved_blocks_total",
+)
+_BY_TIER = (
+    "kv_tier_failures_total",
+    "kv_tier_bytes",
+    "kv_tier_capacity_bytes",
+    "kv_tier_hit_tokens_total",
+    "kv_tier_evicted_tokens_total",
+    "kv_tier_saved_seconds_total",
+)
 
 
 class MultiMetadata(KVConnectorMetadata):
@@ -202,8 +218,18 @@ class MultiConnector(KVConnectorBase):
             connector.wait_until_saved(timeout_s)
 
     def fill_stats(self, stats: EngineStats) -> None:
-        for connector in self.connectors:
-            connector.fill_stats(stats)
+        parts = [EngineStats() for _ in self.connectors]
+        for connector, part in zip(self.connectors, parts, strict=True):
+            connector.fill_stats(part)
+        stats.mm_cache_hits_total += sum(part.mm_cache_hits_total for part in parts)
+        stats.cpu_cache_usage_perc = max(part.cpu_cache_usage_perc for part in parts)
+        for name in _TOTALS:
+            setattr(stats, name, sum(getattr(part, name) for part in parts))
+        for name in _BY_TIER:
+            total: Counter[str] = Counter()
+            for part in parts:
+                total.update(getattr(part, name))
+            setattr(stats, name, dict(total))
 
     def set_prefill_pace(self, seconds_per_token: float) -> None:
         for connector in self.connectors:

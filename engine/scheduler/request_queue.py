@@ -221,6 +221,10 @@ class RequestQueue(ABC):
         self._skipped.add(tenant)
         self._order.discard(tenant)
 
+    def is_skipped(self, tenant: str) -> bool:
+        """Whether a tenant is ignored."""
+        return tenant in self._skipped
+
     def clear_skipped(self) -> None:
         """Consider all tenants again."""
         for tenant in self._skipped:

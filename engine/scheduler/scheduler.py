@@ -440,8 +440,9 @@ class Scheduler:
 
         No sequence overtakes one that can't start, except:
 
-        - a tenant at its own maximum of blocks is skipped, and one that takes more than its share
-          of seats when few are left, unless its request is urgent;
+        - a tenant at its own maximum of blocks is skipped, one that takes more than its share of
+          seats when few are left, unless its request is urgent, and one whose head waits for the
+          KV connector;
         - when the pool is full, a tenant gets the blocks reserved for it, and up to its share
           those of tenants that exceed theirs.
         """
@@ -449,7 +450,7 @@ class Scheduler:
         if head.request.priority >= 0 and self._runs.must_leave_seats(quota):
             self.waiting.skip_tenant(quota.name)
             return
-        if self._start(step, head) or head.finished:
+        if self._start(step, head) or head.finished or self.waiting.is_skipped(quota.name):
             return
         num_missing = step.num_missing_blocks
         if num_missing and quota.used + num_missing > quota.maximum:
@@ -479,7 +480,8 @@ class Scheduler:
         kv, quota = self.kv, self._runs.quota_of(sequence)
         prefix = self._runs.find_cached_prefix(sequence)
         num_external, is_async = self._num_external_tokens(sequence, prefix.num_tokens)
-        if num_external is None:
+        if num_external is None or (is_async and self.kv_transfers.num_loads >= self.max_num_seqs):
+            self.waiting.skip_tenant(quota.name)
             return False
         if is_async:
             return self._start_load(step, sequence, prefix, num_external)
@@ -545,8 +547,8 @@ class Scheduler:
         """Have the KV connector load tokens after the cached prefix of the head of a tenant's
         queue, while steps run. Returns whether it begins. See `_start`.
         """
-        connector, transfers = self._runs.kv_connector, self.kv_transfers
-        if connector is None or transfers.num_loads >= self.max_num_seqs:
+        connector = self._runs.kv_connector
+        if connector is None:
             return False
         quota, num_cached = self._runs.quota_of(sequence), prefix.num_tokens
         # Like drafts, they aren't cached before they are known to be right.
@@ -560,7 +562,7 @@ class Scheduler:
         sequence.num_computed_tokens = num_cached + num_external
         block_ids = self._runs.block_ids(sequence)
         connector.update_state_after_alloc(sequence, block_ids, num_external)
-        transfers.begin_load(sequence, self.num_steps)
+        self.kv_transfers.begin_load(sequence, self.num_steps)
         return True
 
     def _num_external_tokens(

@@ -237,6 +237,23 @@ def test_many_loads_in_a_small_pool_leave_every_text_as_it_is(model_folder: Fold
     assert run(core, {}) == {}
 
 
+def test_a_tenant_that_waits_for_its_loads_keeps_no_other_from_starting(
+    model_folder: Folder,
+) -> None:
+    core, connector, expected = make_saved(
+        model_folder("llama"), {"a": prompt(1, 70)}, {"b": prompt(2, 20)},
+        max_num_seqs=1, scheduling_policy="fair",
+    )  # fmt: skip
+    core.add_request(message("a", prompt(1, 70), tenant="first"))
+    step_until(core, lambda: connector.receiving)
+    core.add_request(message("again", prompt(1, 70), tenant="first"))
+    core.add_request(message("b", prompt(2, 20), tenant="second"))
+    deltas = step_until(core, lambda: "b" not in core.requests)
+    assert tokens_of(deltas, "b") == expected["b"]
+    connector.receive()
+    assert run(core, {"a": [], "again": []}) == {"a": expected["a"], "again": expected["a"]}
+
+
 def test_without_a_prefix_cache_what_would_be_loaded_meanwhile_is_computed(
     model_folder: Folder,
 ) -> None:

@@ -11,6 +11,7 @@ import pytest
 
 from engine.contract.engine_config import EngineConfig
 from engine.contract.errors import ConfigError
+from engine.contract.replica_state import EngineStats
 from engine.core.engine_core import EngineCore
 from engine.kv_transfer.base import KVConnectorBase, KVConnectorBase_V1, KVLoadError
 from engine.kv_transfer.multi_connector import MultiConnector
@@ -222,6 +223,27 @@ def test_a_load_that_fails_keeps_no_other_connector_from_loading() -> None:
     with pytest.raises(KVLoadError, match="gone"):
         connector.start_load_kv()
     assert calls == ["second"]
+
+
+def test_figures_of_several_connectors_are_added() -> None:
+    class Counting(Recorder):
+        def __init__(self, name: str, stats: dict[str, Any]) -> None:
+            super().__init__([], name)
+            self.stats = stats
+
+        def fill_stats(self, stats: EngineStats) -> None:
+            for field, value in self.stats.items():
+                setattr(stats, field, value)
+
+    first = {"external_prefix_cache_hits_total": 32, "kv_tier_bytes": {"host": 5, "disk": 1}}
+    second = {"external_prefix_cache_hits_total": 16, "kv_tier_bytes": {"host": 2}}
+    connector = MultiConnector([Counting("first", first), Counting("second", second)])
+    stats = EngineStats(mm_cache_hits_total=3)
+    for _ in range(2):  # totals, not what came since the last time
+        connector.fill_stats(stats)
+    assert stats.external_prefix_cache_hits_total == 48
+    assert stats.kv_tier_bytes == {"host": 7, "disk": 1}
+    assert stats.mm_cache_hits_total == 3
 
 
 def test_blocks_stay_until_all_connectors_have_sent_them(model_folder: Folder) -> None:
