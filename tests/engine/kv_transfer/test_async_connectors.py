@@ -241,13 +241,13 @@ def test_a_tenant_that_waits_for_its_loads_keeps_no_other_from_starting(
     model_folder: Folder,
 ) -> None:
     core, connector, expected = make_saved(
-        model_folder("llama"), {"a": prompt(1, 70)}, {"b": prompt(2, 20)},
+        model_folder("llama"), {"a": prompt(1, 70)}, {"b": prompt(2, 90)},
         max_num_seqs=1, scheduling_policy="fair",
     )  # fmt: skip
     core.add_request(message("a", prompt(1, 70), tenant="first"))
     step_until(core, lambda: connector.receiving)
     core.add_request(message("again", prompt(1, 70), tenant="first"))
-    core.add_request(message("b", prompt(2, 20), tenant="second"))
+    core.add_request(message("b", prompt(2, 90), tenant="second"))
     deltas = step_until(core, lambda: "b" not in core.requests)
     assert tokens_of(deltas, "b") == expected["b"]
     connector.receive()
