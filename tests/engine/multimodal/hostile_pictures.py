@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import io
 import struct
+import subprocess
+import sys
+import tarfile
 import zlib
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from random import Random
 from typing import Any
 
 import numpy as np
+import PIL
+import pytest
 from PIL import Image
 
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF")
@@ -22,6 +28,23 @@ def hostile_pictures(count: int, seed: int = 0) -> Iterator[tuple[str, bytes]]:
     for index in range(count):
         kind = KINDS[index % len(KINDS)]
         yield kind.__name__.strip("_"), kind(rng)
+
+
+def pillow_pictures(folder: Path) -> Iterator[tuple[str, bytes]]:
+    """Pictures that Pillow is tested with, among them what has crashed it: they lie in its source,
+    which is downloaded into the folder. Skips the test where there is no package index.
+    """
+    command = [sys.executable, "-m", "pip", "download", "--no-deps", "--no-binary", "pillow"]
+    subprocess.run([*command, f"pillow=={PIL.__version__}"], cwd=folder, check=False)
+    paths = [*folder.glob("*.tar.gz")]
+    if not paths:
+        pytest.skip("no package index gives Pillow's source")
+    with tarfile.open(paths[0]) as source:
+        for member in source:
+            if "/Tests/images/" in member.name and member.isfile():
+                file = source.extractfile(member)
+                assert file is not None
+                yield member.name, file.read()
 
 
 def encoded(image: Image.Image, form: str, **options: Any) -> bytes:
