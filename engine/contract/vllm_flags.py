@@ -195,7 +195,10 @@ NEWER: tuple[VllmFlag, ...] = (
     *ignored("default_mm_loras", dict, _NO_MEDIA),
     *restricted("disable_mm_preprocessor_cache", bool, (False,), _MEDIA_CACHE),
     *restricted(
-        "allowed_media_domains", list, ([],), "set QUIRE_ALLOWED_MEDIA_DOMAINS for gateways."
+        "allowed_media_domains",
+        list,
+        ([],),
+        "QUIRE_ALLOWED_MEDIA_DOMAINS for gateways; `LLM` has it.",
     ),
     *restricted(
         "mm_encoder_only", bool, (False,), "ec_transfer_config's ec_producer has no decoder."
@@ -546,7 +549,10 @@ _OF_THE_MANUAL: tuple[VllmFlag, ...] = (
     *restricted("mm_processor_cache_gb", float, (4,), _MEDIA_CACHE),  # vLLM's default
     *ignored("skip_mm_profiling", bool, _NO_MEDIA),
     *restricted(
-        "allowed_local_media_path", str, ("",), "set QUIRE_ALLOWED_LOCAL_MEDIA_PATH for gateways."
+        "allowed_local_media_path",
+        str,
+        ("",),
+        "QUIRE_ALLOWED_LOCAL_MEDIA_PATH for gateways; `LLM` has it.",
     ),
     *ignored("disable_async_output_proc", bool, "see async_scheduling."),
     *ignored("disable_cascade_attn", bool, "there is no cascade attention."),

@@ -6,11 +6,15 @@ import base64
 import os
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from http.client import HTTPException
+from pathlib import Path
 from typing import Any
-from urllib.request import Request, urlopen
+from urllib.error import URLError
+from urllib.parse import unquote, urlsplit
+from urllib.request import HTTPRedirectHandler, Request, build_opener
 
-from engine.contract.errors import InvalidRequest
+from engine.contract.errors import ConfigError, InvalidRequest
 from engine.multimodal.processor import open_image
 from engine.multimodal.video_files import read_video
 
@@ -34,8 +38,69 @@ _KINDS = {
 }
 
 
+@dataclass(frozen=True)
+class MediaAccess:
+    """What addresses in messages may name, by vLLM's settings of the same names.
+
+    Attributes:
+        allowed_local_media_path: the folder whose files `file:` addresses name; "" for none.
+        allowed_media_domains: hosts that are asked; empty for all.
+
+    Raises `ConfigError` for another type, and a folder that doesn't exist.
+    """
+
+    allowed_local_media_path: str = ""
+    allowed_media_domains: Sequence[str] = ()
+
+    def __post_init__(self) -> None:
+        folder, domains = self.allowed_local_media_path, self.allowed_media_domains
+        if not isinstance(folder, str | Path) or (str(folder) and not Path(folder).is_dir()):
+            raise ConfigError(
+                f"allowed_local_media_path must be an existing folder; got {folder!r}.",
+                param="allowed_local_media_path",
+            )
+        if not isinstance(domains, list | tuple) or not all(isinstance(x, str) for x in domains):
+            raise ConfigError(
+                f"allowed_media_domains must be a list of hosts; got {domains!r}.",
+                param="allowed_media_domains",
+            )
+
+    def check_host(self, url: str) -> None:
+        """Raise URLError if its host may not be asked."""
+        hosts = [host.lower() for host in self.allowed_media_domains]
+        if hosts and urlsplit(url).hostname not in hosts:
+            raise URLError("its host is none of allowed_media_domains")
+
+    def read_file(self, url: str) -> bytes:
+        """Return the content of a `file:` address. Raises OSError or ValueError for one outside of
+        the folder; it doesn't reveal whether that exists.
+        """
+        parts = urlsplit(url)
+        path = Path(unquote(parts.path)).resolve()
+        folder = self.allowed_local_media_path
+        if parts.netloc not in ("", "localhost") or not path.is_relative_to(Path(folder).resolve()):
+            raise URLError("it isn't in allowed_local_media_path")
+        with path.open("rb") as file:
+            return file.read(MAX_FILE_BYTES + 1)
+
+
+class _Redirects(HTTPRedirectHandler):
+    """Follows redirects to hosts that may be asked."""
+
+    def __init__(self, access: MediaAccess) -> None:
+        self._access = access
+
+    def redirect_request(  # type: ignore[no-untyped-def]
+        self, req, fp, code, msg, headers, newurl: str
+    ) -> Request | None:
+        self._access.check_host(newurl)
+        return super().redirect_request(req, fp, code, msg, headers, newurl)
+
+
 def extract_media(
-    messages: Sequence[Any], sampling: dict[str, Any] | None = None
+    messages: Sequence[Any],
+    sampling: dict[str, Any] | None = None,
+    access: MediaAccess = MediaAccess(),
 ) -> tuple[list[Any], dict[str, list[Any]]]:
     """Return the messages with media replaced by parts that templates support, and the media as
     `multi_modal_data`. `sampling` is the options of `read_video`.
@@ -49,7 +114,10 @@ def extract_media(
         "audio": bytes,
     }
     replaced = [
-        {**message, "content": [_extract_part(part, media, readers) for part in message["content"]]}
+        {
+            **message,
+            "content": [_extract_part(part, media, readers, access) for part in message["content"]],
+        }
         if isinstance(message, dict) and isinstance(message.get("content"), list)
         else message
         for message in messages
@@ -57,7 +125,9 @@ def extract_media(
     return replaced, dict(media)
 
 
-def _extract_part(part: Any, media: defaultdict[str, list[Any]], readers: Readers) -> Any:
+def _extract_part(
+    part: Any, media: defaultdict[str, list[Any]], readers: Readers, access: MediaAccess
+) -> Any:
     if not isinstance(part, dict):
         return part
     if part.get("thinking") is not None:
@@ -70,29 +140,40 @@ def _extract_part(part: Any, media: defaultdict[str, list[Any]], readers: Reader
         value = f"data:;base64,{value.get('data')}"
     elif isinstance(value, dict) and name.endswith("_url"):
         value = value.get("url")
-    media[kind].append(readers[kind](_read(value, kind)) if isinstance(value, str) else value)
+    if isinstance(value, str):
+        value = readers[kind](_read(value, kind, access))
+    media[kind].append(value)
     return {"type": kind}
 
 
-def _read(url: str, kind: str) -> bytes:
-    """Return the content of a `data:` or http(s) URL. Raises `InvalidRequest` for other URLs,
-    failed requests and too large files.
+def _read(url: str, kind: str, access: MediaAccess) -> bytes:
+    """Return the content of a `data:`, http(s) or `file:` URL. Raises `InvalidRequest` for other
+    URLs, what `access` doesn't allow, failed requests and too large files.
     """
-    variable, default = _FETCH_TIMEOUT
     try:
         if url.startswith("data:"):
             return base64.b64decode(url.partition(",")[2], validate=True)
-        if not url.startswith(("http://", "https://")):
+        if url.startswith("file:") and access.allowed_local_media_path:
+            data = access.read_file(url)
+        elif url.startswith(("http://", "https://")):
+            data = _fetch(url, access)
+        else:
             raise InvalidRequest(
                 f"The address of an {kind} must begin with data:, http:// or https://. Open files "
-                "yourself, and pass PIL images as image_pil.",
+                "yourself, and pass PIL images as image_pil, or set allowed_local_media_path.",
                 param="messages",
             )
-        timeout_s = float(os.environ.get(variable) or default)
-        with urlopen(Request(url), timeout=timeout_s) as answer:  # noqa: S310
-            data: bytes = answer.read(MAX_FILE_BYTES + 1)
     except (OSError, HTTPException, ValueError) as error:
         raise InvalidRequest(f"The {kind} can't be read: {error}", param="messages") from error
     if len(data) > MAX_FILE_BYTES:
         raise InvalidRequest(f"The {kind} has over {MAX_FILE_BYTES} bytes.", param="messages")
     return data
+
+
+def _fetch(url: str, access: MediaAccess) -> bytes:
+    variable, default = _FETCH_TIMEOUT
+    timeout_s = float(os.environ.get(variable) or default)
+    access.check_host(url)
+    with build_opener(_Redirects(access)).open(Request(url), timeout=timeout_s) as answer:  # noqa: S310
+        content: bytes = answer.read(MAX_FILE_BYTES + 1)
+    return content

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from engine.contract.sampling_params import SamplingParams
 from engine.multimodal.inputs import split_sampling
 from engine.offline.base import UseTqdm, check_failures, per_prompt, progress
 from engine.offline.beam_search import BeamSearchOutput, BeamSearchParams, beams_of
-from engine.offline.chat_media import extract_media
+from engine.offline.chat_media import MediaAccess, extract_media
 from engine.offline.engine_args import EngineArgs, offline_config
 from engine.offline.inputs import Prompt, TokenPrompt, as_list, tokenize_prompt
 from engine.offline.llm_engine import LLMEngine
@@ -33,6 +34,8 @@ _POSITIONAL = (
     *("gpu_memory_utilization", "swap_space", "enforce_eager", "max_context_len_to_capture"),
     *("max_seq_len_to_capture", "disable_custom_all_reduce"),
 )
+#: Settings of `LLM.chat`, which an engine doesn't have.
+_MEDIA_ACCESS = tuple(field.name for field in fields(MediaAccess))
 
 
 class LLM(PoolingMethods):
@@ -43,7 +46,7 @@ class LLM(PoolingMethods):
         *positional: positional settings as in vLLM: tokenizer, tokenizer_mode, ...
         **settings: all settings of `EngineConfig`: `dtype`, `block_size`, `max_num_seqs`,
             `max_num_batched_tokens`, `num_gpu_blocks_override`, `enable_prefix_caching`, `seed`.
-            vLLM's names are also accepted.
+            vLLM's names are also accepted. Those of `MediaAccess` are for `chat`.
 
     Attributes:
         llm_engine: the engine, for callers that run single steps.
@@ -61,14 +64,15 @@ class LLM(PoolingMethods):
                 raise TypeError(f"LLM got two values for {name}.")
             settings[name] = value
         values = {name: value for name, value in settings.items() if value is not None}
+        access = {name: values.pop(name) for name in _MEDIA_ACCESS if name in values}
+        self._media_access = MediaAccess(**access)
         self._use(LLMEngine(offline_config({**values, "model": model})))
 
     @classmethod
     def from_engine_args(cls, engine_args: EngineArgs) -> LLM:
         """Create an LLM with these settings."""
-        llm = cls.__new__(cls)
-        llm._use(LLMEngine.from_engine_args(engine_args))
-        return llm
+        settings = dict(vars(engine_args))
+        return cls(settings.pop("model"), **settings)
 
     def _use(self, engine: LLMEngine) -> None:
         super()._use(engine)
@@ -269,7 +273,7 @@ class LLM(PoolingMethods):
         sampling = sampling or (config.media_io_kwargs or {}).get("video", {})
         for conversation, ref in zip(conversations, refs, strict=True):
             tokenizer = self.llm_engine.tokenizer_of(ref) or base
-            chat, media = extract_media(conversation, sampling)
+            chat, media = extract_media(conversation, sampling, self._media_access)
             ids = render_chat(tokenizer, chat, **options)
             text = tokenizer.decode(ids, skip_special_tokens=False)
             prompt: dict[str, Any] = {"prompt_token_ids": ids, "prompt": text}

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import base64
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
+from urllib.request import OpenerDirector
 
 import pytest
 import torch
 
-from engine import LLM, SamplingParams
+from engine import LLM, EngineArgs, SamplingParams
 from engine.contract.errors import ConfigError, InvalidRequest
 from engine.multimodal.processor import MediaProcessor
 from engine.multimodal.video_files import read_video
-from engine.offline import chat_media
-from engine.offline.chat_media import extract_media
+from engine.offline.chat_media import MediaAccess, extract_media
 from tests.engine.multimodal.models import FAMILIES, picture
 from tests.engine.multimodal.test_videos import encoded
 
@@ -100,14 +103,109 @@ def test_thinking_is_text() -> None:
 def test_media_are_fetched_within_the_operators_time(monkeypatch: pytest.MonkeyPatch) -> None:
     seconds = []
 
-    def refuse(request: Any, timeout: float) -> Any:
+    def refuse(opener: Any, request: Any, timeout: float) -> Any:
         seconds.append(timeout)
         raise OSError("unreachable")
 
-    monkeypatch.setattr(chat_media, "urlopen", refuse)
+    monkeypatch.setattr(OpenerDirector, "open", refuse)
     for value in ("", "0.5"):
         monkeypatch.setenv("VLLM_IMAGE_FETCH_TIMEOUT", value)
         message = {"role": "user", "content": [{"image_url": "http://127.0.0.1/a.png"}]}
         with pytest.raises(InvalidRequest, match="unreachable"):
             extract_media([message])
     assert seconds == [5.0, 0.5]
+
+
+def read(url: str, access: MediaAccess) -> bytes:
+    """The file of an address in a chat."""
+    _, media = extract_media([{"content": [{"audio_url": url}]}], None, access)
+    [data] = media["audio"]
+    assert isinstance(data, bytes)
+    return data
+
+
+def test_a_chat_reads_pictures_of_the_allowed_folder(tmp_path: Path) -> None:
+    FAMILIES["qwen2_vl"](tmp_path)
+    picture(1, 84, 56).save(tmp_path / "a b.png")
+    options: Any = {"dtype": "float32", "num_gpu_blocks_override": 64}
+    args = EngineArgs(str(tmp_path), allowed_local_media_path=str(tmp_path), **options)
+    for llm in (
+        LLM(str(tmp_path), allowed_local_media_path=str(tmp_path), **options),
+        LLM.from_engine_args(args),
+    ):
+        tokens = answers(
+            llm,
+            {"type": "image_pil", "image_pil": picture(1, 84, 56)},
+            {"type": "image_url", "image_url": {"url": f"file://{tmp_path}/a%20b.png"}},
+        )
+        assert tokens[0] == tokens[1]
+
+
+@pytest.mark.parametrize(
+    "path", ["/secret", "/open/../secret", "/open/%2e%2e/secret", "/open/link", "/missing"]
+)
+def test_no_file_outside_of_the_allowed_folder_is_read(tmp_path: Path, path: str) -> None:
+    folder = tmp_path / "open"
+    folder.mkdir()
+    (folder / "sound").write_bytes(b"sound")
+    (tmp_path / "secret").write_bytes(b"secret")
+    (folder / "link").symlink_to(tmp_path / "secret")
+    access = MediaAccess(str(folder))
+    for prefix in (f"file://{folder}", f"file:{folder}", f"file://localhost{folder}"):
+        assert read(f"{prefix}/sound", access) == b"sound"
+    with pytest.raises(InvalidRequest, match="isn't in allowed_local_media_path"):
+        read(f"file://{tmp_path}{path}", access)
+    with pytest.raises(InvalidRequest, match="isn't in allowed_local_media_path"):
+        read(f"file://elsewhere{folder}/sound", access)
+    with pytest.raises(InvalidRequest, match="or set allowed_local_media_path"):
+        read(f"file://{folder}/sound", MediaAccess())
+
+
+@pytest.fixture
+def port() -> Iterator[int]:
+    """Of a server that sends those who ask for /away to another host's name."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            away = self.path == "/away"
+            self.send_response(302 if away else 200)
+            if away:
+                self.send_header("Location", f"http://localhost:{self.server.server_port}/sound")
+            self.end_headers()
+            self.wfile.write(b"sound")
+
+        def log_message(self, *arguments: Any) -> None:
+            """Log nothing."""
+
+    with HTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+        thread.start()
+        yield server.server_port
+        server.shutdown()
+        thread.join()
+
+
+def test_hosts_that_are_not_allowed_are_not_asked(port: int) -> None:
+    ours, url = MediaAccess(allowed_media_domains=["127.0.0.1"]), f"http://127.0.0.1:{port}"
+    both = MediaAccess(allowed_media_domains=["127.0.0.1", "LocalHost"])
+    for access in (MediaAccess(), ours, both):
+        assert read(f"{url}/sound", access) == b"sound"
+    assert read(f"{url}/away", MediaAccess()) == read(f"{url}/away", both) == b"sound"
+    for refused in (f"{url}/away", f"http://localhost:{port}/sound"):
+        with pytest.raises(InvalidRequest, match="none of allowed_media_domains"):
+            read(refused, ours)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("allowed_local_media_path", "/no/such/folder"),
+        ("allowed_local_media_path", 5),
+        ("allowed_media_domains", "example.org"),
+        ("allowed_media_domains", [5]),
+    ],
+)
+def test_invalid_access_is_refused_before_a_model_is_loaded(name: str, value: Any) -> None:
+    with pytest.raises(ConfigError, match=f"^{name} must be") as refused:
+        LLM("no-model", **{name: value})
+    assert refused.value.param == name
