@@ -15,8 +15,9 @@ from management_api.base import BudgetFilter
 from management_api.people import ManagementViewSet, TenantMixin
 from metering import actions
 from metering.budgets import access_budgets, states_of
-from metering.models import PRICE_FIELDS, Budget, Period, Price
+from metering.models import PRICE_FIELDS, Budget, Price
 from metering.money import amount_text
+from metering.serializers import BudgetCreateSerializer, PriceCreateSerializer
 from tenants.access import access_key
 
 
@@ -36,18 +37,6 @@ class PriceSerializer(serializers.ModelSerializer):
     def get_warning(self, price: Price) -> str:
         """Warn only the operator who sets it: adapter names must stay hidden from others."""
         return unknown_name_warning(price.model, self.context.get("known_names", (price.model,)))
-
-
-class PriceCreateSerializer(serializers.Serializer):
-    """Prices are decimals as text; `valid_from` defaults to now."""
-
-    model = serializers.CharField(max_length=200)
-    valid_from = serializers.DateTimeField(required=False, allow_null=True)
-    input_per_million = serializers.CharField(max_length=40)
-    cached_per_million = serializers.CharField(max_length=40, required=False, allow_null=True)
-    output_per_million = serializers.CharField(max_length=40)
-    per_image = serializers.CharField(max_length=40, required=False, allow_null=True)
-    per_audio_minute = serializers.CharField(max_length=40, required=False, allow_null=True)
 
 
 class _BudgetList(serializers.ListSerializer):
@@ -100,17 +89,6 @@ class BudgetSerializer(serializers.ModelSerializer):
             "ends_at": state.end.isoformat(),
             "warning": unknown_name_warning(instance.model, self.context["known_names"]),
         }
-
-
-class BudgetCreateSerializer(serializers.Serializer):
-    """Replaces a budget with the same key, model and period. `key`: its id; null for all keys."""
-
-    key = serializers.IntegerField(required=False, allow_null=True, default=None)
-    model = serializers.CharField(required=False, allow_blank=True, default="", max_length=200)
-    period = serializers.ChoiceField(choices=Period.choices)
-    tokens = serializers.IntegerField(required=False, allow_null=True)
-    amount = serializers.CharField(required=False, allow_null=True, max_length=40)
-    alert_percent = serializers.IntegerField(required=False, allow_null=True)
 
 
 class PriceViewSet(mixins.ListModelMixin, mixins.RetrieveModelMixin, ManagementViewSet):

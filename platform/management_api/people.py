@@ -36,6 +36,7 @@ from management_api.base import (
 from tenants import access, actions
 from tenants.actors import Actor, require_operator
 from tenants.models import AuditEntry, Tenant, User
+from tenants.serializers import ApiKeyCreateSerializer
 
 
 class ManagementViewSet(GenericViewSet):
@@ -269,13 +270,13 @@ class ApiKeyViewSet(mixins.ListModelMixin, mixins.RetrieveModelMixin, TenantMixi
         return access.access_keys(self.actor, self.tenant)
 
     @extend_schema(
-        request=serializers.ApiKeyCreateSerializer,
+        request=ApiKeyCreateSerializer,
         responses={201: serializers.ApiKeyWithSecretSerializer},
     )
     def create(self, request: Request, tenant: str) -> Response:
         """Create a key. Only this response contains its secret."""
         where = self.tenant
-        values = self.validate_body(serializers.ApiKeyCreateSerializer)
+        values = self.validate_body(ApiKeyCreateSerializer)
         account = values.pop("service_account")
         if account is not None:
             account = access.access_service_account(self.actor, where, account)

@@ -10,7 +10,6 @@ from adapters import actions
 from adapters.models import Adapter, AdapterAlias, AdapterUpload, AdapterVersion
 from adapters.store import max_adapter_bytes
 from metering.models import UsageEntry
-from tenants import api_keys
 from tenants.audit import as_record
 from tenants.models import ApiKey, AuditEntry, Invitation, Membership, Role, ServiceAccount, User
 
@@ -295,29 +294,6 @@ class ApiKeyWithSecretSerializer(ApiKeySerializer):
 
     class Meta(ApiKeySerializer.Meta):
         fields = (*ApiKeySerializer.Meta.fields, "secret")
-
-
-class ApiKeyCreateSerializer(serializers.Serializer):
-    """A new key: its scopes, limits and expiry."""
-
-    name = serializers.CharField(max_length=100, required=False, allow_blank=True, default="")
-    scopes = serializers.ListField(
-        child=serializers.ChoiceField(sorted(api_keys.ALL)),
-        required=False,
-        default=api_keys.default_scopes,
-    )
-    expires_at = serializers.DateTimeField(required=False, allow_null=True, default=None)
-    service_account = serializers.IntegerField(required=False, allow_null=True, default=None)
-    requests_per_minute = serializers.IntegerField(required=False, min_value=0)
-    tokens_per_minute = serializers.IntegerField(required=False, min_value=0)
-    media_per_minute = serializers.IntegerField(required=False, min_value=0)
-    media_bytes_per_minute = serializers.IntegerField(required=False, min_value=0)
-    media_seconds_per_minute = serializers.IntegerField(required=False, min_value=0)
-    max_running_requests = serializers.IntegerField(required=False, min_value=1)
-    max_context_tokens = serializers.IntegerField(required=False, min_value=1)
-    allowed_models = serializers.ListField(child=serializers.CharField(), required=False)
-    endpoints = serializers.ListField(child=serializers.CharField(), required=False)
-    addresses = serializers.ListField(child=serializers.CharField(), required=False)
 
 
 class ApiKeyRotationSerializer(serializers.Serializer):

@@ -78,20 +78,6 @@ def add_role_option(parser: CommandParser) -> None:
 KEY_HELP = "its id from list_keys, its prefix (sk-quire-...), or the whole key"
 
 
-#: Arguments of options that take a number.
-COUNT: dict[str, Any] = {"type": int, "metavar": "N"}
-
-
-def add_media_limits(parser: CommandParser, default: str) -> None:
-    """Add limits on media per minute. `default`: the help text for an omitted limit."""
-    for name, meaning in (
-        ("media", "images, videos, documents and audio files per minute"),
-        ("media-bytes", "bytes of such files per minute"),
-        ("media-seconds", "seconds of decoding such files per minute"),
-    ):
-        parser.add_argument(f"--{name}-per-minute", help=f"{meaning}{default}", **COUNT)
-
-
 def add_limit_options(parser: CommandParser, *, defaults: bool) -> None:
     """Add the options of `actions.LIMITS`. `defaults`: whether help shows a new tenant's values."""
 
@@ -100,9 +86,9 @@ def add_limit_options(parser: CommandParser, *, defaults: bool) -> None:
         parser.add_argument(option, help=text, **kind)
 
     ledger = "days to keep single requests in the usage ledger; 0: forever"
-    add("--keep-usage-days", ledger, "0", **COUNT)
+    add("--keep-usage-days", ledger, "0", type=int, metavar="N")
     content = "days to keep files, batches and stored responses; 0: until each object's own expiry"
-    add("--keep-content-days", content, "0", **COUNT)
+    add("--keep-content-days", content, "0", type=int, metavar="N")
     prompts = "store prompts and completions with request logs"
     add("--store-prompts", prompts, "no", action=BooleanOptionalAction)
     add("--weight", "share of a busy engine relative to other tenants", "1", type=float)
@@ -111,16 +97,26 @@ def add_limit_options(parser: CommandParser, *, defaults: bool) -> None:
     maximum = "maximum part of each replica's KV cache for the tenant"
     add("--kv-max-fraction", maximum, "1", type=float)
     priority = "highest priority that requests may set: from -N (runs first) to 0"
-    add("--max-priority", priority, "0", **COUNT)
+    add("--max-priority", priority, "0", type=int, metavar="N")
     requests = "requests per minute of all keys together; 0: no limit"
-    add("--requests-per-minute", requests, "QUIRE_TENANT_QUOTAS", **COUNT)
+    add("--requests-per-minute", requests, "QUIRE_TENANT_QUOTAS", type=int, metavar="N")
     tokens = "tokens per minute, prompts and outputs together; 0: no limit"
-    add("--tokens-per-minute", tokens, "QUIRE_TENANT_QUOTAS", **COUNT)
-    add_media_limits(parser, "; 0: no limit" + (" (default: 0)" if defaults else ""))
+    add("--tokens-per-minute", tokens, "QUIRE_TENANT_QUOTAS", type=int, metavar="N")
+    media = "images, videos, documents and audio files per minute; 0: no limit"
+    add("--media-per-minute", media, "0", type=int, metavar="N")
+    add(
+        "--media-bytes-per-minute",
+        "bytes of such files per minute; 0: no limit",
+        "0",
+        type=int,
+        metavar="N",
+    )
+    seconds = "seconds of decoding such files per minute; 0: no limit"
+    add("--media-seconds-per-minute", seconds, "0", type=int, metavar="N")
     running = "maximum concurrent requests of the tenant; 0: no limit"
-    add("--max-running-requests", running, "0", **COUNT)
+    add("--max-running-requests", running, "0", type=int, metavar="N")
     context = "maximum tokens of a request, prompt plus output; 0: the model's limit"
-    add("--max-context-tokens", context, "0", **COUNT)
+    add("--max-context-tokens", context, "0", type=int, metavar="N")
     models = "models that the tenant may use; '': all that it can access"
     add("--allowed-models", models, "all", type=comma_list, metavar="A,B")
     conversations = "store playground conversations on the server"

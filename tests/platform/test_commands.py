@@ -174,7 +174,16 @@ def test_a_tenant_is_made_with_owner_and_limits(world: World) -> None:
         (("create_tenant", "X", "--weight", "-3"), "weight"),
         (("create_tenant", "你好"), "give one as slug"),
         (("create_key", "--tenant", "nope"), "Tenants: acme, rival"),
-        (("create_key", "--tenant", "acme", "--scopes", "root"), "'root' isn't a scope"),
+        (
+            ("create_key", "--tenant", "acme", "--scopes", "root"),
+            '--scopes: "root" is not a valid choice',
+        ),
+        (
+            ("create_key", "--tenant", "acme", "--max-running-requests", "0"),
+            "--max-running-requests: Ensure this value is greater than or equal to 1",
+        ),
+        (("set_budget", "--tenant", "acme", "--per", "day", "--tokens", "x"), "--tokens: A valid"),
+        (("set_price", "m", "--input", "1" * 41, "--output", "1"), "--input: Ensure this field"),
         (("create_key", "--tenant", "acme", "--expires", "soon"), "use 90d"),
         (("create_key", "--tenant", "acme", "--expires", "2020-01-01"), "in the future"),
         (("revoke_key", "sk-quire-0000000000"), "not found. See manage.py list_keys"),

@@ -3,9 +3,10 @@ from typing import Any
 from django.core.management.base import CommandParser
 
 from adapters.access import names_for, unknown_name_warning
+from common.command_fields import add_field_options
 from common.commands import QuireCommand
 from metering import actions
-from metering.models import Period
+from metering.serializers import BudgetCreateSerializer
 from tenants.actors import CLI_ACTOR
 from tenants.cli import KEY_HELP, add_tenant_option, find_key, find_tenant
 
@@ -20,25 +21,8 @@ class Command(QuireCommand):
     def add_arguments(self, parser: CommandParser) -> None:
         add_tenant_option(parser)
         parser.add_argument("--key", metavar="KEY", help=f"limit this key only: {KEY_HELP}")
-        parser.add_argument("--model", default="", metavar="MODEL", help="limit this model only")
-        parser.add_argument(
-            "--per",
-            required=True,
-            choices=Period.values,
-            help="period after which spending starts at 0 again",
-        )
-        parser.add_argument(
-            "--tokens", type=int, metavar="N", help="maximum tokens, prompt plus output"
-        )
-        parser.add_argument(
-            "--amount", metavar="X", help="money, at the prices of set_price, such as 12.50"
-        )
-        parser.add_argument(
-            "--alert-percent",
-            type=int,
-            metavar="N",
-            help="percentage at which the tenant's admins are alerted; 0: never (default: 80)",
-        )
+        limits = ("model", "tokens", "amount", "alert_percent")
+        add_field_options(parser, BudgetCreateSerializer, *limits, period="per")
 
     def handle(self, *args: Any, **options: Any) -> None:
         tenant = find_tenant(options["tenant"])
@@ -47,7 +31,7 @@ class Command(QuireCommand):
             tenant=tenant,
             key=find_key(options["key"]) if options["key"] else None,
             model=options["model"],
-            period=options["per"],
+            period=options["period"],
             tokens=options["tokens"],
             amount=options["amount"],
             alert_percent=options["alert_percent"],

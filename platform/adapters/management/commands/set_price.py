@@ -3,8 +3,11 @@ from typing import Any
 from django.core.management.base import CommandParser
 
 from adapters.access import priceable_names, unknown_name_warning
+from common.command_fields import add_field_options
 from common.commands import QuireCommand, parse_expiry
 from metering import actions
+from metering.models import PRICE_FIELDS
+from metering.serializers import PriceCreateSerializer
 from tenants.actors import CLI_ACTOR
 
 
@@ -16,26 +19,14 @@ class Command(QuireCommand):
 
     def add_arguments(self, parser: CommandParser) -> None:
         parser.add_argument("model", help="model or adapter name in the API")
-        parser.add_argument(
-            "--input", required=True, metavar="X", help="price of a million prompt tokens"
-        )
-        parser.add_argument(
-            "--cached",
-            metavar="X",
-            help="price of a million cached prompt tokens (default: as --input)",
-        )
-        parser.add_argument(
-            "--output", required=True, metavar="X", help="price of a million output tokens"
-        )
-        parser.add_argument(
-            "--image",
-            metavar="X",
-            help="price of an image, besides its tokens (default: as before, or 0)",
-        )
-        parser.add_argument(
-            "--audio-minute",
-            metavar="X",
-            help="price of a minute of audio in which somebody speaks (default: as before, or 0)",
+        add_field_options(
+            parser,
+            PriceCreateSerializer,
+            input_per_million="input",
+            cached_per_million="cached",
+            output_per_million="output",
+            per_image="image",
+            per_audio_minute="audio_minute",
         )
         parser.add_argument(
             "--from",
@@ -49,11 +40,7 @@ class Command(QuireCommand):
         price = actions.set_price(
             actor=CLI_ACTOR,
             model=options["model"],
-            input_per_million=options["input"],
-            cached_per_million=options["cached"],
-            output_per_million=options["output"],
-            per_image=options["image"],
-            per_audio_minute=options["audio_minute"],
+            **{name: options[name] for name in PRICE_FIELDS},
             valid_from=parse_expiry(moment, "--from") if moment else None,
         )
         self.stdout.write(f"{price} UTC.")
