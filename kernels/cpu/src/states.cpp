@@ -33,6 +33,27 @@ inline __attribute__((always_inline)) void for_saves(const StateRows& of, int64_
   }
 }
 
+// Copies a state that isn't read soon past the caches: it would replace what is, and each line of
+// its place be read before it's written.
+void save_state(void* to, const void* from, size_t bytes) {
+#if defined(QUIRE_AVX512) || defined(QUIRE_AVX2)
+  const size_t line = sizeof(__m256i);
+  if (reinterpret_cast<uintptr_t>(to) % line == 0) {
+    const size_t whole = bytes / line * line;
+    for (size_t i = 0; i < whole; i += line) {
+      const void* lane = static_cast<const char*>(from) + i;
+      _mm256_stream_si256(reinterpret_cast<__m256i*>(static_cast<char*>(to) + i),
+                          _mm256_loadu_si256(static_cast<const __m256i*>(lane)));
+    }
+    std::memcpy(static_cast<char*>(to) + whole, static_cast<const char*>(from) + whole,
+                bytes - whole);
+    _mm_sfence();  // before other threads are told that it's written
+    return;
+  }
+#endif
+  std::memcpy(to, from, bytes);
+}
+
 // ---- convolution --------------------------------------------------------------------------------
 
 constexpr int64_t kChannels = 256;
@@ -261,7 +282,7 @@ void scan_head(const LinearScan& s, int64_t seq, int64_t head, float* scratch) {
     }
     for_saves(s.of, next - 1, next, [&](int64_t, int64_t row) {
       const int64_t at = row * s.heads + head;
-      std::memcpy(states + at * elements, state, elements * sizeof(T));
+      save_state(states + at * elements, state, elements * sizeof(T));
       if (scales)
         std::memcpy(s.state_scales + at * s.value_size, scales, s.value_size * sizeof(float));
     });
