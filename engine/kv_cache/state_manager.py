@@ -31,7 +31,7 @@ GAP_WEIGHT = 1 / 16
 #: conversations than there are blocks for states.
 REMEMBERED_PROMPTS = 8
 #: Shorter shared prefixes are cheaper to compute than to remember, unless a prompt ends there.
-MIN_SHARED_TOKENS = 4 * CHECKPOINT_INTERVAL
+MIN_SHARED_TOKENS = 8 * CHECKPOINT_INTERVAL
 
 
 def spaced_positions(end: int) -> Iterator[int]:

@@ -68,8 +68,8 @@ def test_a_shared_prefix_is_at_most_a_fifth_longer_than_what_is_kept_of_it() -> 
 
 def test_states_are_kept_at_the_end_where_prompts_part_and_in_between() -> None:
     assert checkpoint_positions(0, 48, 0) == [48]
-    assert checkpoint_positions(0, 400, 208) == [400, 320, 208]
-    assert checkpoint_positions(320, 800, 512) == [800, 640, 512, 448, 384]
+    assert checkpoint_positions(0, 400, 208) == [400, 208]
+    assert checkpoint_positions(320, 1000, 528) == [1000, 768, 640, 528]
     assert checkpoint_positions(16, 16, 16) == []
 
 
@@ -388,7 +388,7 @@ def test_chats_reuse_more_than_by_the_last_use_alone(
     monkeypatch.setattr(StateManager, "_evict_superfluous", lambda *_: None)
     monkeypatch.setattr(StateManager, "_make_space", lambda *_: True)
     by_last_use = hits_of_chats(num_states, random_order(), repeats_outputs).share
-    assert share >= 1.7 * by_last_use
+    assert share >= min(1.7 * by_last_use, 0.95)
 
 
 @pytest.mark.parametrize("num_states", [5, 17])
