@@ -198,8 +198,8 @@ class ExpertLayers:
         shared_gate: [T, H] -> [T, 1], whose sigmoid is the shared expert's weight.
         ranks, owners: the rank group that shares the experts, and the ranks with each of them;
         experts on other ranks are `AbsentLinear`. None if all are local.
-        local_rows: each rank calls it with its own tokens, maybe none, and as often as the others;
-        else all ranks have the same tokens.
+        row_ranks: as many consecutive ranks have the same tokens, others their own, maybe none; all
+        ranks call it equally often. 0: all ranks have the same tokens.
     """
 
     router: LinearLayer
@@ -220,7 +220,7 @@ class ExpertLayers:
     shared_gate: LinearLayer | None = None
     ranks: RankGroup | None = None
     owners: Sequence[Sequence[int]] = ()
-    local_rows: bool = False
+    row_ranks: int = 0
 
     def linears(self) -> dict[str, LinearLayer]:
         """Return its linear layers by adapter slot; expert 3 has "up.3" and "down.3"."""

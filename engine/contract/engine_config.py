@@ -385,7 +385,7 @@ class EngineConfig:
     )
     enable_expert_parallel: bool = cli_field(
         False,
-        "ranks of tensor_parallel_size, or else a machine's replicas, have some experts each, "
+        "ranks of tensor_parallel_size, and a machine's replicas, have some experts each, "
         "instead of some columns of all",
         short="-ep",
     )
@@ -605,11 +605,16 @@ class EngineConfig:
                 "serve` and `quire load_model` it is the same as --replicas.",
                 param="data_parallel_size",
             )
-        if self.shares_experts and self.world_size > 1:
+        if self.shares_experts and self.pipeline_parallel_size > 1:
             raise ConfigError(
-                "data_parallel_size with enable_expert_parallel is for tensor_parallel_size and "
-                f"pipeline_parallel_size 1; got {self.world_size} ranks.",
+                "data_parallel_size with enable_expert_parallel is for pipeline_parallel_size 1; "
+                f"got {self.pipeline_parallel_size}.",
                 param="data_parallel_size",
+            )
+        if self.shares_experts and self.enable_eplb:
+            raise ConfigError(
+                "enable_eplb can't be used with data_parallel_size: engines don't move experts.",
+                param="enable_eplb",
             )
 
     def _check_nodes(self) -> None:
@@ -651,7 +656,8 @@ class EngineConfig:
     @property
     def needs_equal_requests(self) -> bool:
         """Whether a launcher's processes must get the same requests, because they share a model."""
-        return self.distributed_executor_backend == "external_launcher" and self.world_size > 1
+        launched = self.distributed_executor_backend == "external_launcher"
+        return launched and self.world_size > 1 and not self.shares_experts
 
     @property
     def shares_experts(self) -> bool:

@@ -128,8 +128,7 @@ class EngineCore:
             self._kv_admission,
             # Each rank of an external launcher plans its own steps. All must make the same plan,
             # or they would generate different tokens.
-            waits_for_all=config.world_size > 1
-            and config.distributed_executor_backend == "external_launcher",
+            waits_for_all=config.needs_equal_requests,
         )
         self._counters = EngineStatsCollector(self.scheduler)
         self._outputs = OutputProcessor(

@@ -5,12 +5,13 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections.abc import Callable
 
-from engine.contract.errors import EngineFault, PeerFault
+from engine.contract.errors import ConfigError, EngineFault, PeerFault
 from engine.devices.threads import JoinedThread
 from engine.distributed.beats import BEAT_INTERVAL_S, MissedBeats
 from engine.distributed.memory import GATHER_TIMEOUT_S, RankMemory
-from engine.executor.worker import Worker
+from engine.distributed.parallel_state import DATA_PARAM
 from kernels.errors import RankError
 from kernels.interface import RankGroup
 
@@ -31,17 +32,27 @@ class ExpertLockstep:
     and ends when none has work, without anyone who counts them: whoever has no step of its own
     sleeps until another one waits for it.
 
+    An executor begins each step that computes by `begin_step`, before any rank may compute it: so
+    all ranks of this engine run steps and others' passes in one order.
+
     Attributes:
         failure: what ended the group, as a sentence; "": nothing.
         is_late: whether this engine's latest step computed for longer than the others wait: then it
             is what ended the group, and one of its requests may be the cause.
     """
 
-    def __init__(self, worker: Worker, group: RankGroup, memory: RankMemory) -> None:
-        """`memory`: of the group."""
+    def __init__(
+        self,
+        join_pass: Callable[[], None],
+        group: RankGroup,
+        memory: RankMemory,
+        ranks_per_engine: int = 1,
+    ) -> None:
+        """`join_pass`: takes part in a forward pass of others. `memory`: of the group."""
         self.failure, self._is_peers, self.is_late = "", True, False
         self._began_at = self._waited_s = 0.0
-        self._worker, self._group, self._memory = worker, group, memory
+        self._join_pass, self._group, self._memory = join_pass, group, memory
+        self._ranks_per_engine = ranks_per_engine
         self._turn = threading.Condition()
         self._num_steps, self._has_stepped, self._joins = 0, False, False
         self._latest_pass = 0.0
@@ -59,12 +70,15 @@ class ExpertLockstep:
         """Join the others' passes from now on: the model can run, here and there."""
         self._threads[1].start()
 
-    def __enter__(self) -> None:
+    def begin_step(self) -> None:
+        """Wait until this engine takes part in no pass of others, nor will before the step ends."""
         with self._turn:
             self._num_steps += 1
             self._group.interrupt()
             self._turn.wait_for(lambda: not self._joins)
-            self._began_at, self._waited_s = time.monotonic(), self._group.waited_s
+
+    def __enter__(self) -> None:
+        self._began_at, self._waited_s = time.monotonic(), self._group.waited_s
 
     def __exit__(self, *error: object) -> None:
         waited_s = self._group.waited_s - self._waited_s
@@ -79,6 +93,18 @@ class ExpertLockstep:
         if self.failure:
             is_peers = self._is_peers and not self.is_late
             raise (PeerFault if is_peers else EngineFault)(self.failure)
+
+    def kind_of(self, error: Exception) -> type[EngineFault]:
+        """The kind of fault by which a step's error ends this engine."""
+        return PeerFault if isinstance(error, RankError) and not self.is_late else EngineFault
+
+    def refuse_sleep(self) -> None:
+        """Raise `ConfigError`."""
+        raise ConfigError(
+            f"enable_sleep_mode can't be used where {DATA_PARAM} shares experts: other engines "
+            "need those of this one.",
+            param="enable_sleep_mode",
+        )
 
     def close(self) -> None:
         """Leave the group at the end of a wave."""
@@ -104,7 +130,8 @@ class ExpertLockstep:
 
     def _watch(self) -> None:
         size, this_rank = self._group.size, self._group.rank
-        missed = {rank: MissedBeats() for rank in range(size) if rank != this_rank}
+        first_ranks = range(0, size, self._ranks_per_engine)  # each watches the others of its own
+        missed = {rank: MissedBeats() for rank in first_ranks if rank != this_rank}
         while not self._closed.wait(BEAT_INTERVAL_S):
             self._memory.beat()
             for rank, counter in missed.items():
@@ -121,7 +148,7 @@ class ExpertLockstep:
                 self._joins = True
             try:
                 while self._group.listen():
-                    self._worker.join_forward()
+                    self._join_pass()
                     self._latest_pass = time.monotonic()
             except Exception as error:  # of a rank that others wait for
                 is_peers = isinstance(error, RankError)

@@ -15,21 +15,18 @@ import msgspec
 import torch.distributed as dist
 
 from engine.contract.engine_config import EngineConfig
-from engine.contract.errors import ConfigError, EngineFault, PeerFault
+from engine.contract.errors import ConfigError, EngineFault
 from engine.devices.cpu import kernels_on
-from engine.distributed.memory import RankMemory
 from engine.distributed.parallel_state import DATA_PARAM, ParallelState
 from engine.distributed.rendezvous import Rendezvous, stage_sockets
 from engine.executor.abstract import Capacity, StepFuture
 from engine.executor.expert_lockstep import ExpertLockstep
+from engine.executor.expert_peers import ExpertPeers, check_launcher
 from engine.executor.rank_settings import check_ranks, rank_config, rank_memory_bytes
 from engine.executor.ranked_step import RankedStep
 from engine.executor.uniproc_executor import UniProcExecutor
 from engine.scheduler.plan import StepPlan, StepResult
-from kernels import KernelSet
-from kernels.errors import RankError
 
-_PARAM = "distributed_executor_backend"
 #: Numbers the engines of a process, which all ranks create in the same order.
 _groups = itertools.count()
 
@@ -56,24 +53,19 @@ class ExternalExecutor(UniProcExecutor):
         self._rendezvous = meeting = Rendezvous(
             dist.PrefixStore(f"quire/{number}/{index}", store), state, host
         )
-        expert_memory = None
-        if config.shares_experts:
-            peers = ParallelState(index, config.data_parallel_size)
-            self._peers = Rendezvous(
-                dist.PrefixStore(f"quire/{number}/experts", store), peers, host
-            )
-            expert_memory = share_expert_memory(self._peers, ops)
         memory = meeting.share_memory(rank_memory_bytes(config, ops))
         sockets = stage_sockets(state, meeting.connect())
+        self._peers = peers = ExpertPeers(config, ops) if config.shares_experts else None
         # Threads and CPUs are shared by the ranks of a model, or by the engines of a group.
-        group = self._peers if config.shares_experts else meeting
-        local_rank, size = group.local_ranks.index(group.state.rank), len(group.local_ranks)
-        super().__init__(rank_config(config, local_rank, size, ops), memory, sockets, expert_memory)
+        if peers is not None:
+            settings = peers.rank_config(config, 0, ops)
+        else:
+            local_rank, size = meeting.local_ranks.index(state.rank), len(meeting.local_ranks)
+            settings = rank_config(config, local_rank, size, ops)
+        super().__init__(settings, memory, sockets, None if peers is None else peers.memory)
         self._lockstep: ExpertLockstep | None = None
-        if expert_memory is not None and self.worker.expert_ranks is not None:
-            self._lockstep = ExpertLockstep(self.worker, self.worker.expert_ranks, expert_memory)
-            self._lockstep.watch()
-            self.worker.forward_scope = self._lockstep
+        if peers is not None:
+            self._lockstep = peers.keep_step(self.worker, self.worker.join_forward)
 
     @property
     def measures_prefill_pace(self) -> bool:
@@ -91,15 +83,19 @@ class ExternalExecutor(UniProcExecutor):
 
     def allocate_cache(self) -> None:
         super().allocate_cache()
-        if self._lockstep is not None:
-            self._peers.wait_for_all("ready")
+        if self._peers is not None and self._lockstep is not None:
+            self._peers.rendezvous.wait_for_all("ready")
             self._lockstep.join()
 
     def execute(self, plan: StepPlan) -> StepResult:
         with self.explain_failure(plan.step):
+            if self._lockstep is not None:
+                self._lockstep.begin_step()
             return super().execute(plan)
 
     def execute_async(self, plan: StepPlan) -> StepFuture:
+        if self._lockstep is not None and plan.seq_ids:
+            self._lockstep.begin_step()
         return RankedStep(self, plan.step, super().execute_async(plan))
 
     def finish(self, step: int, launched: StepFuture) -> StepFuture:
@@ -121,9 +117,7 @@ class ExternalExecutor(UniProcExecutor):
             group = self.worker.ranks or self.worker.expert_ranks
             missing = None if group is None else group.missing_rank
             who = f"Rank {self.worker.rank}" if missing is None else f"Rank {missing}"
-            lockstep = self._lockstep
-            is_peers = lockstep is not None and not lockstep.is_late
-            kind = PeerFault if is_peers and isinstance(error, RankError) else EngineFault
+            kind = EngineFault if self._lockstep is None else self._lockstep.kind_of(error)
             raise kind(f"{who} failed in step {step}: {error}") from error
 
     def resume(self) -> None:
@@ -138,11 +132,7 @@ class ExternalExecutor(UniProcExecutor):
     def check_sleep(self) -> None:
         super().check_sleep()
         if self._lockstep is not None:
-            raise ConfigError(
-                f"enable_sleep_mode can't be used where {DATA_PARAM} shares experts: other engines "
-                "need those of this one.",
-                param="enable_sleep_mode",
-            )
+            self._lockstep.refuse_sleep()
 
     def shutdown(self) -> None:
         if self._lockstep is not None:
@@ -151,40 +141,13 @@ class ExternalExecutor(UniProcExecutor):
         self.worker.close_connections()
 
 
-def share_expert_memory(peers: Rendezvous, ops: KernelSet) -> RankMemory:
-    """The memory of engines that share experts. Raises `ConfigError` unless all are on one machine,
-    with the compiled kernels.
-    """
-    size = peers.state.tensor_parallel_size
-    if len(peers.local_ranks) < size:
-        raise ConfigError(
-            f"{DATA_PARAM}={size} with enable_expert_parallel can't be used on several machines: "
-            "engines share experts through memory. Run replicas with all experts on each.",
-            param=DATA_PARAM,
-        )
-    num_bytes = ops.rank_memory_bytes(size)
-    if not num_bytes:
-        raise ConfigError(
-            f"{DATA_PARAM}={size} with enable_expert_parallel needs the compiled CPU kernels; "
-            f"{ops.name} runs here: {ops.why}.",
-            param=DATA_PARAM,
-        )
-    return peers.share_memory(num_bytes)
-
-
 def launched_state(config: EngineConfig, environ: Mapping[str, str]) -> ParallelState:
     """This process's rank in its model, from the launcher's variables.
 
     Of WORLD_SIZE processes, each `world_size` share a model; several models mean data parallelism.
     Raises `ConfigError`.
     """
-    names = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-    if missing := [name for name in names if not environ.get(name)]:
-        raise ConfigError(
-            f"{_PARAM}=external_launcher needs the variables that torchrun sets; "
-            f"{', '.join(missing)} isn't set.",
-            param=_PARAM,
-        )
+    check_launcher(environ)
     size, num_processes = config.world_size, int(environ["WORLD_SIZE"])
     num_models = config.data_parallel_size
     if num_models > 1 and num_processes != size * num_models:

@@ -18,9 +18,12 @@ from engine.contract.errors import ConfigError, EngineFault, InvalidRequest
 from engine.contract.lora import AdapterRef
 from engine.devices.cpu import kernels_on
 from engine.distributed.channel import ChannelClosed
+from engine.distributed.memory import RankMemory
 from engine.distributed.parallel_state import PIPELINE_PARAM, ParallelState
 from engine.executor.abstract import Capacity, Executor, StepFuture
 from engine.executor.draft_worker import DraftWorkers
+from engine.executor.expert_lockstep import ExpertLockstep
+from engine.executor.expert_peers import ExpertPeers
 from engine.executor.external_launcher import ExternalExecutor
 from engine.executor.lora_worker import LoraWorker
 from engine.executor.node import start_node_ranks
@@ -145,8 +148,11 @@ class MultiprocExecutor(UniProcExecutor):
         self._finishers = ThreadPoolExecutor(1, "stage-finish")
         state = ParallelState(0, size, config.pipeline_parallel_size)
         param = PARAM if size > 1 else PIPELINE_PARAM
+        self._peers = peers = ExpertPeers(config, ops) if config.shares_experts else None
+        self._lockstep: ExpertLockstep | None = None
+        expert_memory = None if peers is None else peers.memory
         try:
-            self._ranks = start_ranks(config, state, num_bytes, ops)
+            self._ranks = start_ranks(config, state, num_bytes, ops, expert_memory)
         except OSError as error:
             raise ConfigError(
                 f"{param}={state.world_size}: no process can be started: {error}", param=param
@@ -154,11 +160,17 @@ class MultiprocExecutor(UniProcExecutor):
         try:
             settings = [
                 rank_config(config, rank % config.ranks_per_node, config.ranks_per_node, ops)
+                if peers is None
+                else peers.rank_config(config, rank, ops)
                 for rank in range(state.world_size)
             ]
             self._ranks.start([other.to_mapping() for other in settings[1:]])
-            super().__init__(settings[0], self._ranks.memory, self._ranks.stage_sockets)
+            super().__init__(
+                settings[0], self._ranks.memory, self._ranks.stage_sockets, expert_memory
+            )
             self._ranks.watch.groups = self._groups = self._join_groups(ops)
+            if peers is not None:
+                self._lockstep = peers.keep_step(self.worker, self._join_pass)
             self.adapters = RankedAdapters(self.worker.adapters, self._ranks)
             self.drafts: DraftHost = RankedDrafts(self.worker.drafts, self._ranks)
             self._ranks.collect("start", None)
@@ -173,7 +185,13 @@ class MultiprocExecutor(UniProcExecutor):
         memory = self._ranks.memory
         size = memory.state.tensor_parallel_size
         stages = {rank // size for rank in self._ranks.local_ranks} - {0}
-        return [self.worker.ranks, *(memory.join(ops, stage) for stage in sorted(stages))]
+        experts = [] if self.worker.expert_ranks is None else [self.worker.expert_ranks]
+        return [self.worker.ranks, *(memory.join(ops, stage) for stage in sorted(stages)), *experts]
+
+    def _join_pass(self) -> None:
+        """Take part in a forward pass of engines that share experts with this one."""
+        self._ranks.broadcast("join_forward")
+        self.worker.join_forward()
 
     @property
     def process_ids(self) -> list[int]:
@@ -208,6 +226,9 @@ class MultiprocExecutor(UniProcExecutor):
         self._ranks.broadcast("allocate_cache")
         super().allocate_cache()
         self._ranks.collect("allocate_cache")
+        if self._peers is not None and self._lockstep is not None:
+            self._peers.rendezvous.wait_for_all("ready")
+            self._lockstep.join()
 
     def on_serving(self) -> None:
         self._ranks.broadcast("on_serving")
@@ -236,6 +257,8 @@ class MultiprocExecutor(UniProcExecutor):
         self._ranks.broadcast("send_bitmask", output)
 
     def execute(self, plan: StepPlan) -> StepResult:
+        if self._lockstep is not None:
+            self._lockstep.begin_step()
         self._ranks.broadcast("execute", plan)
         with self.explain_failure(plan.step):
             return super().execute(plan)
@@ -245,6 +268,8 @@ class MultiprocExecutor(UniProcExecutor):
         super().apply_plan(plan)
 
     def execute_async(self, plan: StepPlan) -> StepFuture:
+        if self._lockstep is not None and plan.seq_ids:
+            self._lockstep.begin_step()
         self._ranks.broadcast("launch", plan)
         return RankedStep(self, plan.step, super().execute_async(plan))
 
@@ -269,6 +294,8 @@ class MultiprocExecutor(UniProcExecutor):
         self.worker.fail_ranks()
         if self._ranks.watch.failure:
             raise EngineFault(f"{self._ranks.watch.failure} It was in step {step}.") from error
+        if self._lockstep is not None:
+            self._lockstep.check()
         reason = ""
         if isinstance(error, RankTimeout):
             reason = f"{error} It was to be of step {step}."
@@ -280,9 +307,14 @@ class MultiprocExecutor(UniProcExecutor):
         if reason:
             self._ranks.watch.fail(reason)
             raise EngineFault(self._ranks.watch.failure) from error
+        if self._lockstep is not None and isinstance(error, Exception):
+            kind = self._lockstep.kind_of(error)
+            raise kind(f"A rank of the experts failed in step {step}: {error}") from error
 
     def resume(self) -> None:
         self.check_health()
+        if self._lockstep is not None:
+            raise EngineFault("A step failed, and engines that share experts can't begin anew.")
         self._ranks.broadcast("reset")
         replies = self._ranks.collect("reset")
         for rank, reply in enumerate(replies, 1):
@@ -334,8 +366,17 @@ class MultiprocExecutor(UniProcExecutor):
         super().check_health()
         if self._ranks.watch.failure:
             raise EngineFault(self._ranks.watch.failure)
+        if self._lockstep is not None:
+            self._lockstep.check()
+
+    def check_sleep(self) -> None:
+        super().check_sleep()
+        if self._lockstep is not None:
+            self._lockstep.refuse_sleep()
 
     def shutdown(self) -> None:
+        if self._lockstep is not None:
+            self._lockstep.close()
         super().shutdown()
         self._ranks.close()
         self.worker.close_connections()
@@ -343,7 +384,11 @@ class MultiprocExecutor(UniProcExecutor):
 
 
 def start_ranks(
-    config: EngineConfig, state: ParallelState, num_bytes: int, ops: KernelSet
+    config: EngineConfig,
+    state: ParallelState,
+    num_bytes: int,
+    ops: KernelSet,
+    expert_memory: RankMemory | None = None,
 ) -> RankProcesses:
     """Start the other ranks with the launcher that the settings name.
 
@@ -361,7 +406,7 @@ def start_ranks(
             config.master_port,
             lambda arguments: start_node_ranks(config, arguments),
         )
-    return RankProcesses(state, num_bytes)
+    return RankProcesses(state, num_bytes, expert_memory)
 
 
 def make_executor(config: EngineConfig) -> Executor:
@@ -369,7 +414,8 @@ def make_executor(config: EngineConfig) -> Executor:
 
     Raises `ConfigError` for a device that isn't available.
     """
-    if config.distributed_executor_backend == "external_launcher":
+    launched = config.distributed_executor_backend == "external_launcher"
+    if launched and not (config.shares_experts and config.world_size > 1):
         return ExternalExecutor(config)
     if config.world_size > 1 or config.distributed_executor_backend == "ray":
         return MultiprocExecutor(config)

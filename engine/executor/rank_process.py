@@ -86,6 +86,8 @@ class RankArguments(msgspec.Struct, tag=True):
         stage_sockets: connections to other stages.
         memory, commands, adapters: of the shared memory, and of the sockets for steps and adapters.
         beats: of a socket for heartbeats; None: the shared memory carries them to the first rank.
+        expert_state, expert_memory: this rank's place among those of engines that share experts,
+            and their memory; None: there are none.
     """
 
     state: ParallelState
@@ -94,6 +96,8 @@ class RankArguments(msgspec.Struct, tag=True):
     commands: int
     adapters: int
     beats: int | None = None
+    expert_state: ParallelState | None = None
+    expert_memory: int | None = None
 
 
 class RemoteCall(msgspec.Struct):
@@ -140,6 +144,7 @@ CASTS: dict[str, Any] = {
     "finish": int,
     "apply_plan": StepPlan,
     "propose": HeadPlan,
+    "join_forward": None,
     "send_bitmask": GrammarOutput,
     "attach": PackedTensor,
     "attach_media": bytes,
@@ -164,6 +169,9 @@ class RankProcess:
         self._beats = None
         if arguments.beats is not None:
             self._beats = BeatLink(socket.socket(fileno=arguments.beats))
+        self._expert_memory = None
+        if arguments.expert_state is not None and arguments.expert_memory is not None:
+            self._expert_memory = RankMemory.open(arguments.expert_memory, arguments.expert_state)
         self._stage_sockets = arguments.stage_sockets
         #: Launched steps by number, with several pipeline stages.
         self._launched: dict[int, PendingStep] = {}
@@ -258,7 +266,9 @@ class RankProcess:
             self._loaded.fail_ranks()
 
     def start(self, settings: dict[str, Any]) -> None:
-        self.worker = Worker(EngineConfig(**settings), self._memory, self._stage_sockets)
+        self.worker = Worker(
+            EngineConfig(**settings), self._memory, self._stage_sockets, self._expert_memory
+        )
 
     def load(self) -> None:
         self._loaded.load(lambda done, total: None)
@@ -304,6 +314,9 @@ class RankProcess:
 
     def propose(self, plan: HeadPlan) -> None:
         self._loaded.drafts.propose(plan)
+
+    def join_forward(self) -> None:
+        self._loaded.join_forward()
 
     def detach(self, handle: int) -> None:
         self._loaded.detach(handle)

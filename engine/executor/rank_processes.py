@@ -195,8 +195,12 @@ class RankProcesses:
     Raises OSError if the system refuses a process or the memory.
     """
 
-    def __init__(self, state: ParallelState, num_bytes: int) -> None:
-        """`num_bytes`: size of the memory that the kernels of a stage share."""
+    def __init__(
+        self, state: ParallelState, num_bytes: int, expert_memory: RankMemory | None = None
+    ) -> None:
+        """`num_bytes`: size of the memory that the kernels of a stage share. `expert_memory`: see
+        `Worker`; of the first rank.
+        """
         self.memory = RankMemory.create(state, num_bytes)
         self.local_ranks = list(range(state.world_size))
         sockets = connect_stages(state)
@@ -204,11 +208,17 @@ class RankProcesses:
         handles: list[RankHandle] = []
         channels: list[Channel] = []
         adapter_channels: list[Channel] = []
+        descriptors: tuple[int, ...]
         for rank in range(1, state.world_size):
             ours, theirs = socket.socketpair()
             our_adapters, their_adapters = socket.socketpair()
             descriptors = self.memory.descriptor, theirs.fileno(), their_adapters.fileno()
             arguments = RankArguments(replace(state, rank=rank), sockets[rank], *descriptors)
+            if expert_memory is not None:
+                first = expert_memory.state
+                arguments.expert_state = replace(first, rank=first.rank + rank)
+                arguments.expert_memory = expert_memory.descriptor
+                descriptors = *descriptors, expert_memory.descriptor
             with theirs, their_adapters:
                 handles.append(LocalRank(arguments, (*descriptors, *sockets[rank].descriptors)))
             channels.append(Channel(ours))

@@ -258,7 +258,7 @@ class AdapterPacker:
     def _check_experts(self, slot: str) -> None:
         """Raise `InvalidRequest` for a change of an expert that runs other engines' tokens."""
         shard = self._model.expert_shard if isinstance(self._model, NativeDecoder) else None
-        if shard is not None and shard.local_rows and "." in slot:
+        if shard is not None and shard.row_ranks and "." in slot:
             raise InvalidRequest(
                 f"Adapters of experts can't be used with {DATA_PARAM}={shard.ranks.size}: serve "
                 "them with one engine.",

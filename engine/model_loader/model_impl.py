@@ -243,7 +243,9 @@ def _expert_shard(order: BuildRequest, spec: DecoderSpec) -> ExpertShard | None:
                 f"used: {spec.architecture} has no experts. Leave both out, and run more replicas.",
                 param=DATA_PARAM,
             )
-        return ExpertShard(order.expert_ranks, local_rows=True)
+        return ExpertShard(
+            order.expert_ranks, row_ranks=1 if order.ranks is None else order.ranks.size
+        )
     if order.ranks is None or not config.enable_expert_parallel:
         return None
     return ExpertShard(order.ranks, config.eplb.num_redundant_experts if config.eplb else 0)

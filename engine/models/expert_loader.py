@@ -77,7 +77,7 @@ class ExpertLoader:
                 shared_gate=gate,
                 ranks=None if shard is None else shard.ranks,
                 owners=() if shard is None else shard.owners(moe.num_experts),
-                local_rows=shard is not None and shard.local_rows,
+                row_ranks=0 if shard is None else shard.row_ranks,
             )
         )
 

@@ -41,12 +41,13 @@ class ExpertShard:
     Attributes:
         ranks: the group.
         num_redundant: the number of redundant copies of experts in each layer.
-        local_rows: whether each rank has its own tokens; otherwise all have the same ones.
+        row_ranks: as many consecutive ranks have the same tokens, others their own; 0: all have the
+            same ones.
     """
 
     ranks: RankGroup
     num_redundant: int = 0
-    local_rows: bool = False
+    row_ranks: int = 0
 
     def owners(self, count: int) -> list[tuple[int, ...]]:
         """Return the ranks with each of `count` experts before any is moved."""

@@ -62,7 +62,7 @@ class Experts(ctypes.Structure):
         ("top_groups", L), ("group_best", L), ("router", P), ("gate_up", P), ("down", P),
         ("shared_gate_up", P), ("shared_down", P), ("shared_gate", P), ("choice_bias", P),
         ("softmax_first", N), ("sigmoid", N), ("renormalize", N), ("scale", F), ("act", Activation),
-        ("ranks", P), ("owners", P), ("copies", L), ("loads", P), ("local_rows", N),
+        ("ranks", P), ("owners", P), ("copies", L), ("loads", P), ("row_ranks", N),
     ]
 
 

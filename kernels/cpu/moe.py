@@ -151,7 +151,7 @@ class CpuExperts(MixtureOfExperts):
             owners=self._owners.ctypes.data,
             copies=copies,
             loads=self.loads.ctypes.data,
-            local_rows=experts.local_rows,
+            row_ranks=experts.row_ranks,
         )
         self.address = ctypes.addressof(self._table)
         self._ups, self._downs = ups, downs

@@ -208,12 +208,12 @@ class ServedModel(ExportModelOperationsMixin("servedmodel"), models.Model):  # t
     @property
     def group_settings(self) -> dict[str, Any]:
         """Settings of a node's replicas that have some of the experts each; {} for replicas that
-        are on their own: a single one, those whose ranks share the experts, and those on GPUs.
+        are on their own: a single one, those of several stages or with EPLB, and those on GPUs.
         """
         size = self.num_replicas + self.num_spares
-        names = ("tensor_parallel_size", "pipeline_parallel_size")
-        one_rank = all((self.settings.get(name) or 1) == 1 for name in names)
-        shares = self.settings.get("enable_expert_parallel") and one_rank and self.runs_on_cpu
+        stages = self.settings.get("pipeline_parallel_size") or 1
+        is_isolated = stages > 1 or self.settings.get("enable_eplb") or not self.runs_on_cpu
+        shares = self.settings.get("enable_expert_parallel") and not is_isolated
         if not shares or size == 1:
             return {}
         group: dict[str, Any] = {"data_parallel_size": size}

@@ -30,7 +30,7 @@ def join(size: int, timeout_s: float = 30.0) -> list[RankGroup]:
 
 @pytest.fixture
 def pool() -> Iterator[ThreadPoolExecutor]:
-    with ThreadPoolExecutor(4) as threads:
+    with ThreadPoolExecutor(6) as threads:
         yield threads
 
 
@@ -132,12 +132,16 @@ def test_experts_of_several_ranks_give_the_bits_of_all_in_one(pool: ThreadPoolEx
     assert all(torch.equal(output, expected) for output in on_all(pool, ranks, run))
 
 
-def test_ranks_with_rows_of_their_own_share_experts(pool: ThreadPoolExecutor) -> None:
-    ops, ranks, hidden, inner, count = CpuKernels(), join(3), 64, 16, 5
+@pytest.mark.parametrize("row_ranks", [1, 2])
+def test_ranks_with_rows_of_their_own_share_experts(
+    pool: ThreadPoolExecutor, row_ranks: int
+) -> None:
+    ops, ranks, hidden, inner, count = CpuKernels(), join(3 * row_ranks), 64, 16, 5
     weights = [
         (torch.randn(2 * inner, hidden) / 8, torch.randn(hidden, inner)) for _ in range(count)
     ]
-    router, owners = torch.randn(count, hidden), ((0,), (0, 2), (1,), (2,), (2,))
+    last = len(ranks) - 1
+    router, owners = torch.randn(count, hidden), ((0,), (0, 2), (1,), (2,), (last,))
     shared = [torch.randn(2 * inner, hidden) / 8, torch.randn(hidden, inner)]
 
     def compiled(rank: RankGroup | None = None) -> MixtureOfExperts:
@@ -160,7 +164,7 @@ def test_ranks_with_rows_of_their_own_share_experts(pool: ThreadPoolExecutor) ->
                 shared_down=ops.PackedLinear(shared[1]),
                 ranks=rank,
                 owners=() if rank is None else owners,
-                local_rows=rank is not None,
+                row_ranks=0 if rank is None else row_ranks,
             )
         )
 
@@ -169,9 +173,10 @@ def test_ranks_with_rows_of_their_own_share_experts(pool: ThreadPoolExecutor) ->
     of_all = compiled()
     experts = {rank.rank: compiled(rank) for rank in ranks}
     for _ in range(2):
-        results = on_all(pool, ranks, lambda rank: experts[rank.rank](x[rank.rank]))
+        results = on_all(pool, ranks, lambda rank: experts[rank.rank](x[rank.rank // row_ranks]))
         assert all(
-            torch.equal(output, of_all(rows)) for output, rows in zip(results, x, strict=True)
+            torch.equal(output, of_all(x[index // row_ranks]))
+            for index, output in enumerate(results)
         )
 
 

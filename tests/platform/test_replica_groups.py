@@ -125,7 +125,11 @@ def test_who_shares_experts(folder: str, monkeypatch: pytest.MonkeyPatch) -> Non
     assert group(experts, num_replicas=2, num_spares=1) == {"data_parallel_size": 3, **launched}
     assert group(experts) == {}
     assert group({}, num_replicas=2) == {}
-    assert group({**experts, "tensor_parallel_size": 2}, num_replicas=2) == {}
+    assert group({**experts, "tensor_parallel_size": 2}, num_replicas=2) == {
+        "data_parallel_size": 2, **launched
+    }  # fmt: skip
+    assert group({**experts, "pipeline_parallel_size": 2}, num_replicas=2) == {}
+    assert group({**experts, "enable_eplb": True}, num_replicas=2) == {}
     assert group({**experts, "device": "cuda"}, num_replicas=2) == {}
     with pytest.raises(InvalidRequest, match="data_parallel_size must be 1; got 2"):
         actions.load_model(

@@ -126,7 +126,7 @@ struct Experts {
                                   // pointers of experts elsewhere are null
   int64_t copies;
   int64_t* loads;                 // [count], tokens routed to each expert so far, with ranks
-  int32_t local_rows;               // each rank has its own rows; else all have the same ones
+  int32_t row_ranks;  // as many consecutive ranks have the same rows, others theirs; 0: all ranks
 };
 
 // An adapter's addition to consecutive columns of y: (x A^T)[start, start + rank) times B^T.

@@ -121,7 +121,7 @@ QUIRE_OFFSET(Experts, ranks, 152);
 QUIRE_OFFSET(Experts, owners, 160);
 QUIRE_OFFSET(Experts, copies, 168);
 QUIRE_OFFSET(Experts, loads, 176);
-QUIRE_OFFSET(Experts, local_rows, 184);
+QUIRE_OFFSET(Experts, row_ranks, 184);
 
 QUIRE_SIZE(LoraPart, 48);
 QUIRE_OFFSET(LoraPart, b, 0);

@@ -307,23 +307,25 @@ struct LocalRows {
 
 // This rank's rows, whose experts belong to several ranks with their own rows. All ranks gather all
 // rows and their chosen experts, round by round until no rank has more. A rank without rows takes
-// part, since others may choose its experts.
+// part, since others may choose its experts. Of ranks with the same rows the first one shows them.
 int run_local_rows(const Experts& e, float* out, const float* x, int64_t rows, const Buffers& b,
                  int threads) {
   RankGroup& group = *static_cast<RankGroup*>(e.ranks);
   const int64_t width = e.hidden + e.top_k, room = group.slot_floats() - LocalRows::kFloats;
-  const int64_t most = std::min(kRowsAtOnce / group.size(), room / width);
+  const int shows = group.rank() - group.rank() % e.row_ranks;  // the rank that shows these rows
+  const int64_t most = std::min<int64_t>(kRowsAtOnce * e.row_ranks / group.size(), room / width);
   if (most < 1) return kNoMemory;
   bool more = true;
   for (int64_t row = 0; more; row += most) {
     const int64_t local = std::max<int64_t>(0, std::min(most, rows - row));
-    const LocalRows header{static_cast<int32_t>(local), rows - row > most};
+    const int64_t shown = shows == group.rank() ? local : 0;
+    const LocalRows header{static_cast<int32_t>(shown), rows - row > most};
     float* to = group.slot();
     std::memcpy(to, &header, sizeof(header));
     to += LocalRows::kFloats;
-    if (local) {
-      std::memcpy(to, x + row * e.hidden, local * e.hidden * sizeof(float));
-      std::memcpy(to + local * e.hidden, b.chosen + row * e.top_k, local * e.top_k * sizeof(int32_t));
+    if (shown) {
+      std::memcpy(to, x + row * e.hidden, shown * e.hidden * sizeof(float));
+      std::memcpy(to + shown * e.hidden, b.chosen + row * e.top_k, shown * e.top_k * sizeof(int32_t));
     }
     if (const int wrong = group.arrive(LocalRows::kFloats + most * width)) return wrong;
     Hits hits(e.count);
@@ -333,12 +335,12 @@ int run_local_rows(const Experts& e, float* out, const float* x, int64_t rows, c
       const float* from = group.slot(r) + LocalRows::kFloats;
       LocalRows given;
       std::memcpy(&given, group.slot(r), sizeof(given));
-      if (r == group.rank()) low = all;
+      if (r == shows) low = all;
       if (given.count) std::memcpy(b.all + all * e.hidden, from, given.count * e.hidden * sizeof(float));
       for (int64_t i = 0; i < given.count * e.top_k; i++) {
         int32_t chosen;
         std::memcpy(&chosen, from + given.count * e.hidden + i, sizeof(chosen));
-        const float weight = r == group.rank() ? b.weights[row * e.top_k + i] : 0;
+        const float weight = r == shows ? b.weights[row * e.top_k + i] : 0;
         hits[chosen].push_back({all + i / e.top_k, weight});
       }
       all += given.count;
@@ -364,7 +366,7 @@ int run_chosen(const Experts& e, float* out, const float* x, int64_t rows, const
     }
     return hits;
   };
-  if (e.ranks && e.local_rows) return run_local_rows(e, out, x, rows, b, threads);
+  if (e.ranks && e.row_ranks) return run_local_rows(e, out, x, rows, b, threads);
   for (int64_t row = 0; e.ranks && row < rows; row += kRowsAtOnce) {
     const int64_t end = std::min(rows, row + kRowsAtOnce), at = row * e.hidden;
     if (const int wrong = run_shared_out(e, hits_of(row, end), out + at, row, end, x, b, b.pairs,
@@ -391,7 +393,7 @@ int run_chosen(const Experts& e, float* out, const float* x, int64_t rows, const
 
 int run_experts(const Experts& e, float* out, const float* x, int64_t rows,
                 const LayerAdapters& adapters, int threads) {
-  const bool local_rows = e.ranks && e.local_rows;  // then others' rows use the experts here as
+  const bool local_rows = e.ranks && e.row_ranks;  // then others' rows use the experts here as
                                                     // well
   const int64_t most = local_rows ? kRowsAtOnce : std::min(rows, kRowsAtOnce);
   const int64_t inner = std::max(e.inner, e.shared_inner);

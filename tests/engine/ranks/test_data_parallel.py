@@ -23,6 +23,7 @@ from engine.contract.errors import ConfigError, EngineFault, PeerFault
 from engine.contract.messages import EXIT_PEER_FAULT, decode_replica_event
 from engine.distributed.memory import GATHER_TIMEOUT_S
 from engine.executor.expert_lockstep import ExpertLockstep
+from engine.executor.expert_peers import launched_rank
 from kernels.interface import RankGroup
 from tests.engine.families.conftest import checkpoint
 from tests.engine.ranks.test_tensor_parallel import running
@@ -48,7 +49,8 @@ from tests.engine.replica import Gateway, replica
 from tests.survey.tiny import prompts
 settings = dict(distributed_executor_backend="external_launcher", data_parallel_size=2,
                 enable_expert_parallel=True, skip_tokenizer_init=True, num_threads=1)
-with running(Path(sys.argv[1]), 1, **settings | json.loads(sys.argv[2])) as llm:
+settings |= json.loads(sys.argv[2])
+with running(Path(sys.argv[1]), settings.pop("tensor_parallel_size", 1), **settings) as llm:
     experts = llm.core.executor.worker.loaded.model.weights[-1].experts.layers
     print(json.dumps([type(layer).__name__ for layer in experts.down]), flush=True)
     for line in sys.stdin:
@@ -99,7 +101,9 @@ def two_engines(folder: Path, **settings: Any) -> Iterator[list[Engine]]:
     engines = [Engine(folder, rank, port, settings) for rank in range(2)]
     try:
         placed = [engine.read() for engine in engines]
-        assert [kinds.count("AbsentLinear") * 2 for kinds in placed] == [len(placed[0])] * 2
+        num_ranks = 2 * settings.get("tensor_parallel_size", 1)
+        num_local = [len(kinds) - kinds.count("AbsentLinear") for kinds in placed]
+        assert num_local == [len(placed[0]) // num_ranks] * 2
         yield engines
     finally:
         for engine in engines:
@@ -130,6 +134,15 @@ def expected_outputs(folder: Path, tokens: int, **settings: Any) -> list[Any]:
     ("name", "options"),
     [
         ("mixtral", {}),
+        ("mixtral", {"tensor_parallel_size": 2}),
+        # A latent's heads aren't split; an expert of all tokens is.
+        pytest.param("deepseek_v3", {"tensor_parallel_size": 2}, marks=pytest.mark.slow),
+        pytest.param("qwen3_next", {"tensor_parallel_size": 2}, marks=pytest.mark.slow),
+        pytest.param(
+            "gpt_oss",
+            {"tensor_parallel_size": 2, "async_scheduling": True},
+            marks=pytest.mark.slow,
+        ),
         # Experts beside one of all tokens, layers that run one by one; chunks of prompts.
         pytest.param("deepseek_v3", {"max_num_batched_tokens": 16}, marks=pytest.mark.slow),
         pytest.param("qwen3_next", {}, marks=pytest.mark.slow),
@@ -141,7 +154,7 @@ def test_engines_that_share_experts_say_what_one_says_whoever_has_work(
     name: str, options: dict[str, Any], checkpoint: Callable[[str], Path]
 ) -> None:
     folder = checkpoint(name)
-    expected = expected_outputs(folder, 24)
+    expected = expected_outputs(folder, 24)  # of one rank
     short = [[tokens[:5], scores[:5]] for tokens, scores in expected]
     with two_engines(folder, **options) as (one, two):
         one.ask([0, 1, 2], 24)  # the other one ends earlier, and goes on with its experts
@@ -205,18 +218,23 @@ def test_replicas_that_share_experts_serve_requests_of_their_own(
 
 
 @pytest.mark.parametrize(
-    "blow", [signal.SIGKILL, pytest.param(signal.SIGSTOP, marks=pytest.mark.slow)]
+    ("blow", "size"),
+    [
+        (signal.SIGKILL, 1),
+        pytest.param(signal.SIGSTOP, 1, marks=pytest.mark.slow),
+        pytest.param(signal.SIGKILL, 2, marks=pytest.mark.slow),
+    ],
 )
 def test_an_engine_that_is_lost_ends_those_that_need_its_experts(
-    blow: int, checkpoint: Callable[[str], Path]
+    blow: int, size: int, checkpoint: Callable[[str], Path]
 ) -> None:
-    with two_engines(checkpoint("mixtral")) as (one, two):
+    with two_engines(checkpoint("mixtral"), tensor_parallel_size=size) as (one, two):
         one.ask([0, 1, 2] * 60, 2000)  # some seconds of work on an idle machine
         time.sleep(0.3)
         two.process.send_signal(blow)
         kind, message, seconds = one.read()
         assert kind == "PeerFault"  # none of its own requests is the cause
-        assert message.startswith("Rank 1 of the experts")
+        assert message.startswith(f"Rank {size} of the experts")
         print(f"noticed after {seconds - 0.3:.2f} s")
 
 
@@ -236,11 +254,21 @@ def test_an_engine_that_computes_for_longer_than_the_others_wait_is_the_cause(
 
 
 def test_what_cannot_share_experts_is_refused_by_name() -> None:
-    launcher = {"distributed_executor_backend": "external_launcher", "data_parallel_size": 2}
+    launcher: dict[str, Any] = {
+        "distributed_executor_backend": "external_launcher",
+        "data_parallel_size": 2,
+    }
     with pytest.raises(ConfigError, match="an engine is one replica"):
         EngineConfig(model="m", data_parallel_size=2)
-    with pytest.raises(ConfigError, match="got 2 ranks"):
-        EngineConfig(model="m", enable_expert_parallel=True, tensor_parallel_size=2, **launcher)
+    launcher["enable_expert_parallel"] = True
+    with pytest.raises(ConfigError, match="for pipeline_parallel_size 1; got 2"):
+        EngineConfig(model="m", pipeline_parallel_size=2, **launcher)
+    config = EngineConfig(model="m", tensor_parallel_size=2, **launcher)
+    environ = {"RANK": "0", "WORLD_SIZE": "4", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
+    with pytest.raises(ConfigError, match="must be 2, one per engine that shares experts; got 4"):
+        launched_rank(config, environ)
+    with pytest.raises(ConfigError, match="enable_eplb can't be used with data_parallel_size"):
+        EngineConfig(model="m", tensor_parallel_size=2, enable_eplb=True, **launcher)
 
 
 @pytest.mark.slow
