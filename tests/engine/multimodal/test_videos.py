@@ -244,7 +244,9 @@ def test_frames_are_sampled_evenly_whatever_the_container(container: str, codec:
     assert len(read_video(data, {"fps": 2}).frames) == 6
 
 
-def test_only_key_frames_before_a_sampled_one_are_decoded(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def decoded(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Times of the frames that `read_video` decodes."""
     decoded: list[int] = []
     frames = video_files._frames
 
@@ -254,8 +256,36 @@ def test_only_key_frames_before_a_sampled_one_are_decoded(monkeypatch: pytest.Mo
             yield frame
 
     monkeypatch.setattr(video_files, "_frames", counted)
+    return decoded
+
+
+def test_only_key_frames_before_a_sampled_one_are_decoded(decoded: list[int]) -> None:
     assert brightness(read_video(encoded("mp4", "mpeg4"), {"num_frames": 2})) == [0, 29]
     assert len(decoded) <= 12  # the first, and the ten of the last group
+
+
+def test_of_36000_frames_few_are_decoded(decoded: list[int]) -> None:
+    video = read_video(repeated(encoded("mp4", "mpeg4"), 1200), {"num_frames": 4})
+    assert video.times == pytest.approx([0, 1199.9, 2399.9, 3599.9], abs=0.11)
+    assert brightness(video) == [round(time * 10) % 30 for time in video.times]
+    assert len(decoded) <= 31
+
+
+def repeated(data: bytes, count: int) -> bytes:
+    """A file whose frames come so many times, one after the other."""
+    file = io.BytesIO()
+    with av.open(io.BytesIO(data)) as source, av.open(file, "w", format="mp4") as output:
+        stream = output.add_stream_from_template(source.streams.video[0])
+        packets = [packet for packet in source.demux(video=0) if packet.size]
+        length = sum(packet.duration for packet in packets)
+        for number in range(count):
+            for packet in packets:
+                copy = av.Packet(bytes(packet))
+                copy.pts, copy.dts = (time + number * length for time in (packet.pts, packet.dts))
+                copy.duration, copy.time_base = packet.duration, packet.time_base
+                copy.is_keyframe, copy.stream = packet.is_keyframe, stream
+                output.mux(copy)
+    return file.getvalue()
 
 
 def animation(form: str) -> bytes:
