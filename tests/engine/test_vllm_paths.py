@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import importlib
 import re
 import subprocess
@@ -16,6 +17,7 @@ from engine.contract import unavailable
 from engine.contract.engine_config import EngineConfig
 from engine.contract.errors import ConfigError
 from engine.entrypoints.launch import exec_quire
+from engine.vllm_paths import PATHS
 
 ROOT = Path(__file__).resolve().parents[2]
 ROW = re.compile(r"^\| `vllm\.([\w.]+)` \| `engine\.([\w.]+)` \| (.*) \|$", re.MULTILINE)
@@ -38,13 +40,30 @@ def test_a_documented_path_has_its_names(path: str) -> None:
 
 
 def test_every_path_is_documented() -> None:
-    files = (ROOT / "engine").rglob("*.py")
-    paths = set()
-    for file in files:
-        if match := re.match(r'"""Names of `vllm\.([\w.]+)`\.', file.read_text()):
-            has_names = "import " in file.read_text()
-            paths |= {match[1]} if has_names else set()
-    assert paths <= set(TABLE)
+    assert set(PATHS) <= set(TABLE)
+
+
+def test_type_checkers_see_the_names_that_the_engine_loads() -> None:
+    tree = ast.parse((ROOT / "engine" / "__init__.py").read_text())
+    (block,) = (node for node in tree.body if isinstance(node, ast.If))
+    imports = [node for node in block.body if isinstance(node, ast.ImportFrom)]
+    homes = {alias.name: node.module for node in imports for alias in node.names}
+    assert homes == engine._HOMES
+    assert set(engine.__all__) == {*homes, "__version__"}
+
+
+def test_a_module_of_vllm_has_its_own_names_alone() -> None:
+    from engine.v1 import metrics
+
+    assert not hasattr(metrics, "Counter")
+    assert (
+        importlib.import_module("engine.v1.metrics.reader").__all__
+        == PATHS["v1.metrics.reader"].split()
+    )
+    with pytest.raises(ImportError, match=r"engine\.outputs"):
+        exec("from engine.outputs import RequestOutput, Counter")
+    with pytest.raises(ModuleNotFoundError, match=r"engine\.v1\.nothing"):
+        importlib.import_module("engine.v1.nothing")
 
 
 def test_configurations_of_vllm_become_settings() -> None:

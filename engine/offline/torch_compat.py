@@ -1,9 +1,15 @@
-"""Names of `vllm.utils.torch_utils`."""
+"""Small things of vLLM's that its programs import and that need torch."""
 
 import random
+from enum import StrEnum
 
 import numpy
 import torch
+
+from kernels.attention.registry import BACKENDS
+
+#: The registered backends; a member may stand wherever a backend's name may.
+AttentionBackendEnum = StrEnum("AttentionBackendEnum", {name: name for name in BACKENDS})  # type: ignore[misc]
 
 
 def set_random_seed(seed: int | None) -> None:

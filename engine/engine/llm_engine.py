@@ -1,5 +1,0 @@
-"""Names of `vllm.engine.llm_engine`."""
-
-from engine.offline.llm_engine import LLMEngine
-
-__all__ = ["LLMEngine"]

@@ -1,5 +1,0 @@
-"""Names of `vllm.entrypoints.llm`."""
-
-from engine.offline.llm import LLM
-
-__all__ = ["LLM"]

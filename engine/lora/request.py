@@ -1,5 +1,0 @@
-"""Names of `vllm.lora.request`."""
-
-from engine.contract.lora import LoRARequest
-
-__all__ = ["LoRARequest"]

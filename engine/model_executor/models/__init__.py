@@ -1,5 +1,0 @@
-"""Names of `vllm.model_executor.models`."""
-
-from engine.models.registry import ModelRegistry
-
-__all__ = ["ModelRegistry"]

@@ -1,5 +1,0 @@
-"""Names of `vllm.multimodal.image`."""
-
-from engine.multimodal.registry import ImagePlugin
-
-__all__ = ["ImagePlugin"]

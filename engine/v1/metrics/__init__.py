@@ -1,1 +1,0 @@
-"""Names of `vllm.v1.metrics`."""
