@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from django.db import transaction
-from django.db.models import ProtectedError
+from django.db.models import F, ProtectedError
 from django.utils import timezone
 
 from catalog.heartbeats import send_control
@@ -159,21 +159,25 @@ def delete_model(*, actor: Actor | User, model: ServedModel) -> None:
 
 
 def drain_replica(*, actor: Actor | User, replica: Replica) -> None:
-    """Drain and stop one replica, and those that share experts with it; a supervisor then restarts
-    them.
+    """Drain and stop one replica; a supervisor then restarts it. Those that share experts on a node
+    are restarted together, once successors serve where the memory suffices.
 
     Raises: `PermissionDenied`; `Conflict` unless it's ready; `ServiceUnavailable` without Redis.
     """
     actor = require_operator(actor)
     if replica.state != ReplicaState.READY:
         raise Conflict(f"{replica.replica_id} is {replica.state}: only a ready one can be drained.")
-    group = [replica]
-    if replica.served_model.group_settings:
-        group = list(replica.served_model.replicas.filter(host=replica.host, state=replica.state))
+    model = replica.served_model
+    if model.managed and model.group_settings:
+        group = model.replicas.filter(host=replica.host, state=replica.state)
+        with transaction.atomic():
+            for member in group:
+                log_action(actor, "replica.drain", member)
+            group.update(restart_of=F("incarnation"))
+        return
     with transaction.atomic():
-        for member in group:
-            log_action(actor, "replica.drain", member)
-            send_control(member.replica_id, "drain")  # on failure audit rows are rolled back too
+        log_action(actor, "replica.drain", replica)
+        send_control(replica.replica_id, "drain")  # on failure the audit row is rolled back too
 
 
 def sleep_model(*, actor: Actor | User, model: ServedModel, level: int = 1) -> list[Replica]:

@@ -261,6 +261,12 @@ class Replica(models.Model):
     pid = models.PositiveIntegerField(null=True, blank=True)
     host = models.CharField(max_length=255, blank=True)
     incarnation = models.CharField(max_length=64, blank=True)
+    restart_of = models.CharField(
+        max_length=64,
+        blank=True,
+        editable=False,
+        help_text="Incarnation to replace by a successor, as an operator asked.",
+    )
     restarts = models.PositiveIntegerField(default=0)
     exits_last_hour = models.PositiveIntegerField(default=0, help_text="Unexpected exits.")
     last_exit = models.TextField(blank=True, help_text="Reason of the last unexpected exit.")

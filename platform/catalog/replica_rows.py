@@ -96,4 +96,6 @@ def _write(row: Replica | None, sighting: ReplicaSnapshot) -> None:
         row.last_seen = datetime.now(UTC)
         if sighting.state == ReplicaState.READY:
             row.last_ready_at = row.last_seen
-        row.save()
+        # An operator may have asked for a restart meanwhile.
+        names = [*values, "last_seen", "last_ready_at", "changed_at"]
+        row.save(update_fields=names if row.pk else None)

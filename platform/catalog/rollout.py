@@ -48,9 +48,29 @@ def rolling_restart(
             number += 1
             on_progress(f"{replica.replica_id} ({number} of {len(ready)}) finishes what it has.")
         if wait or number < len(ready):
+            if model.managed and model.group_settings:
+                _wait_for_successors(group, timeout)
+                on_progress(f"{len(group)} others are ready.")
+                continue
             for replica in group:
                 _wait_for_replacement(replica, timeout)
                 on_progress(f"{replica.replica_id} is ready again.")
+
+
+def _wait_for_successors(group: list[Replica], timeout: float) -> None:
+    """Block until as many new processes serve on the node of replicas that share experts."""
+    deadline = time.monotonic() + timeout
+    old = {replica.incarnation for replica in group}
+    while True:
+        rows = list(group[0].served_model.replicas.filter(host=group[0].host))
+        ready = [row for row in rows if row.state == ReplicaState.READY]
+        if len([row for row in ready if row.incarnation not in old]) >= len(group):
+            return
+        if any(row.incarnation in old and not row.restart_of for row in ready):
+            raise Conflict("Their successors can't be started; the replicas serve on.")
+        if time.monotonic() > deadline:
+            raise ServiceUnavailable(f"Their successors are not ready after {timeout:.0f} s.")
+        time.sleep(POLL_S)
 
 
 def _wait_for_replacement(replica: Replica, timeout: float) -> None:

@@ -144,6 +144,8 @@ class Supervisor:
         self._predecessors: dict[int, list[ReplicaSlot]] = {}
         self._unmanaged: dict[str, int] = {}
         self._may_idle: list[ServedModel] = []
+        #: Incarnations that operators want to be replaced.
+        self._outdated: set[str] = set()
         #: When each model whose plan was logged had been changed.
         self._planned: dict[int, datetime | None] = {}
         self._devices = visible_devices()
@@ -200,6 +202,8 @@ class Supervisor:
         local = loaded.filter(Q(node="") | Q(node=self.node), managed=True)
         self._slots, self._predecessors = {}, {}
         self._may_idle = []
+        asked = Replica.objects.filter(host=self.node).exclude(restart_of="")
+        self._outdated = set(asked.values_list("restart_of", flat=True))
         for model in local:
             self._may_idle += [model] if model.idle_minutes else []
             self._log_plan(model)
@@ -227,13 +231,24 @@ class Supervisor:
         commands = {slot.replica_id: slot.command for side in sides for slot in side}
         local = [slot for slot in self.slots.values() if slot.served_model_id == model.pk]
         running = [slot for slot in local if not slot.stopping]
-        old = [slot for slot in running if slot.command != commands.get(slot.replica_id)]
+        old = [
+            slot
+            for slot in running
+            if slot.command != commands.get(slot.replica_id) or self._is_outdated(slot)
+        ]
         current = _side_of(sides, [slot for slot in running if slot not in old])
         if not old:
             return current or _side_of(sides, local) or sides[0]
         if current is not None:
             slots = [self.slots.get(slot.replica_id) for slot in current]
             if any(slot.failures for slot in slots if slot is not None):
+                # What an operator wanted to restart serves on; other settings replace it.
+                Replica.objects.filter(served_model=model).update(restart_of="")
+                self._outdated -= {
+                    self._beats[slot.replica_id].incarnation
+                    for slot in old
+                    if self._is_outdated(slot)
+                }
                 return sides[1 - sides.index(current)]
             if all(map(self._serves, slots)):
                 return current
@@ -247,6 +262,11 @@ class Supervisor:
             old = [slot for slot in old if not _side_of([current], [slot])]
         self._predecessors[model.pk] = old
         return [*old, *current]
+
+    def _is_outdated(self, slot: ReplicaSlot) -> bool:
+        """Whether an operator wants it to be replaced."""
+        beat = self._beats.get(slot.replica_id)
+        return beat is not None and beat.incarnation in self._outdated
 
     def _has_memory_for(self, model: ServedModel) -> bool:
         """Whether a model's replicas fit beside what runs, as far as it can be told."""
@@ -321,7 +341,7 @@ class Supervisor:
         """Drain replicas that are unwanted or whose settings changed; start missing ones."""
         for replica_id, slot in list(self.slots.items()):
             desired = self._slots.get(replica_id)
-            if desired is None or (desired.command != slot.command and self._can_replace(slot)):
+            if desired is None or (self._is_old(slot, desired) and self._can_replace(slot)):
                 slot.drain()
             if slot.is_stopped and desired is not None:
                 del self.slots[replica_id]  # replaced by a new slot below
@@ -334,6 +354,11 @@ class Supervisor:
             groups.setdefault(desired.group or replica_id, []).append(self.slots[replica_id])
         for group in groups.values():
             self._start_group(group)
+
+    def _is_old(self, slot: ReplicaSlot, desired: ReplicaSlot) -> bool:
+        """Whether it is to be replaced, and not to serve until its successor does."""
+        is_changed = desired.command != slot.command
+        return is_changed or (desired is not slot and self._is_outdated(slot))
 
     def _can_replace(self, slot: ReplicaSlot) -> bool:
         """Whether other replicas serve the model meanwhile: a model's replicas drain in turn.

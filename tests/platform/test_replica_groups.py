@@ -106,6 +106,29 @@ def test_a_group_serves_until_its_successors_do_where_memory_suffices(
 
     for size in (3, 1, 2):
         change(size)
+
+    def restart(*, is_followed: bool = True) -> None:
+        rows = list(Replica.objects.filter(state="ready"))
+        previous, incarnations = set(supervisor.slots), {row.incarnation for row in rows}
+        actions.drain_replica(actor=SYSTEM_ACTOR, replica=rows[0])
+
+        def restarted() -> bool:
+            assert not is_followed or states().count("ready") >= 2  # at every look
+            successors = Replica.objects.filter(state="ready").exclude(incarnation__in=incarnations)
+            return successors.count() == 2 and len(supervisor.slots) == 2
+
+        tick_until(supervisor, restarted, "two others are ready")
+        assert previous.isdisjoint(supervisor.slots) == is_followed
+
+    restart()
+    previous = dict(supervisor.slots)
+    actions.drain_replica(actor=SYSTEM_ACTOR, replica=Replica.objects.filter(state="ready")[0])
+    tick_until(supervisor, lambda: len(supervisor.slots) == 4, "successors start")
+    successor = next(supervisor.slots[key] for key in supervisor.slots if key not in previous)
+    os.kill(successor.last_pid, signal.SIGKILL)
+    tick_until(supervisor, lambda: supervisor.slots == previous, "those before serve on")
+    tick_until(supervisor, ready(2), "two rows are left")
+    assert not Replica.objects.exclude(restart_of="").exists()
     ports = {
         field
         for slot in supervisor.slots.values()
@@ -113,6 +136,8 @@ def test_a_group_serves_until_its_successors_do_where_memory_suffices(
         if field.startswith("MASTER_PORT=")
     }
     assert len(ports) == 1
+    monkeypatch.setattr("catalog.sizing.available_memory", lambda: 1 << 20)
+    restart(is_followed=False)
 
 
 def test_who_shares_experts(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -40,7 +40,8 @@ class Supervised:
         return [
             row.replica_id
             for row in Replica.objects.order_by("replica_id")
-            if self._words(row.replica_id) == [ControlRequest(command="drain")]
+            if row.restart_of == "first"
+            or self._words(row.replica_id) == [ControlRequest(command="drain")]
         ]
 
     def _words(self, replica_id: str) -> list[Any]:

@@ -56,6 +56,7 @@ class Migration(migrations.Migration):
                 ("pid", models.PositiveIntegerField(blank=True, null=True)),
                 ("host", models.CharField(blank=True, max_length=255)),
                 ("incarnation", models.CharField(blank=True, max_length=64)),
+                ("restart_of", models.CharField(blank=True, editable=False, max_length=64)),
                 ("restarts", models.PositiveIntegerField(default=0)),
                 ("exits_last_hour", models.PositiveIntegerField(default=0)),
                 ("last_exit", models.TextField(blank=True)),
