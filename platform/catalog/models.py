@@ -208,11 +208,18 @@ class ServedModel(ExportModelOperationsMixin("servedmodel"), models.Model):  # t
     @property
     def group_settings(self) -> dict[str, Any]:
         """Settings of a node's replicas that have some of the experts each; {} for replicas that
-        are on their own: a single one, those of several stages or with EPLB, and those on GPUs.
+        are on their own: a single one, those of several stages or machines or with EPLB, and those
+        on GPUs.
         """
         size = self.num_replicas + self.num_spares
         stages = self.settings.get("pipeline_parallel_size") or 1
-        is_isolated = stages > 1 or self.settings.get("enable_eplb") or not self.runs_on_cpu
+        ranks = self.settings.get("tensor_parallel_size") or 1
+        is_spread = ranks > 1 and (
+            (self.settings.get("nnodes") or 1) > 1
+            or self.settings.get("distributed_executor_backend") == "ray"
+        )
+        is_isolated = stages > 1 or is_spread or self.settings.get("enable_eplb")
+        is_isolated = is_isolated or not self.runs_on_cpu
         shares = self.settings.get("enable_expert_parallel") and not is_isolated
         if not shares or size == 1:
             return {}

@@ -155,6 +155,8 @@ def test_who_shares_experts(folder: str, monkeypatch: pytest.MonkeyPatch) -> Non
     }  # fmt: skip
     assert group({**experts, "pipeline_parallel_size": 2}, num_replicas=2) == {}
     assert group({**experts, "enable_eplb": True}, num_replicas=2) == {}
+    for spread in ({"nnodes": 2}, {"distributed_executor_backend": "ray"}):
+        assert group({**experts, "tensor_parallel_size": 2, **spread}, num_replicas=2) == {}
     assert group({**experts, "device": "cuda"}, num_replicas=2) == {}
     with pytest.raises(InvalidRequest, match="data_parallel_size must be 1; got 2"):
         actions.load_model(
