@@ -28,8 +28,11 @@ class MemoryPlan:
     fits_again: bool
 
 
-def plan_memory(model: ServedModel, node: str = "") -> MemoryPlan | None:
-    """Plan the replicas that `node` (default: this host) is to run.
+def plan_memory(
+    model: ServedModel, node: str = "", predecessor_tokens: int = 0
+) -> MemoryPlan | None:
+    """Plan the replicas that `node` (default: this host) is to run. `predecessor_tokens`: size of
+    the KV cache of each one's predecessor.
 
     Returns None where none of them is here, or their memory can't be told: on a GPU, or without the
     checkpoint's files. Raises `ConfigError` for invalid settings.
@@ -39,7 +42,9 @@ def plan_memory(model: ServedModel, node: str = "") -> MemoryPlan | None:
     if checkpoint is None or not model.runs_on_cpu or not is_local:
         return None
     # A KV cache without a configured size uses the remaining memory.
-    need = estimate_memory(checkpoint, model.replica_settings(0), sequences=0)
+    need = estimate_memory(
+        checkpoint, model.replica_settings(0), sequences=0, predecessor_tokens=predecessor_tokens
+    )
     count = model.num_replicas + model.num_spares
     total = count * need.total
     processes = f"{count} replica{'s' if count > 1 else ''}"

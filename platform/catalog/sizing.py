@@ -74,13 +74,20 @@ def fits_memory(weight_nbytes: int) -> bool:
 
 
 def estimate_memory(
-    checkpoint: Checkpoint, settings: Mapping[str, Any], *, sequences: int = 1, context: int = 0
+    checkpoint: Checkpoint,
+    settings: Mapping[str, Any],
+    *,
+    sequences: int = 1,
+    context: int = 0,
+    predecessor_tokens: int = 0,
 ) -> MemoryEstimate:
     """Estimate the memory of a replica with these settings.
 
     Args:
         settings: of `EngineConfig`; irrelevant ones are ignored.
         context: tokens per sequence; 0: the maximum that is served.
+        predecessor_tokens: size of a predecessor's KV cache, than which that of the replica is no
+            smaller unless its size is configured.
     """
     config = EngineConfig.from_mapping(dict(settings))
     weights = weight_bytes(checkpoint, config)
@@ -90,6 +97,8 @@ def estimate_memory(
     per_token = None if shape is None else kv_bytes_per_token(checkpoint, config)
     kv = 0 if per_token is None else sequences * sequence_bytes(checkpoint, config, context)
     pool = _free_kv_bytes(config, per_token, free)
+    configured = _configured_kv_bytes(config, per_token)
+    min_bytes = min(predecessor_tokens * (per_token or 0), MAX_DEFAULT_KV_BYTES)
     share = config.ranks_per_node / config.world_size
     full = None
     if per_token is not None and context:
@@ -112,7 +121,7 @@ def estimate_memory(
             share
             * max(
                 weights * LOAD_PEAK_FACTOR,
-                weights + max(kv, _configured_kv_bytes(config, per_token)),
+                weights + max(kv, configured or min_bytes),
             )
         )
         + config.ranks_per_node * (PROCESS_BYTES + gathered),

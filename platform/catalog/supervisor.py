@@ -255,7 +255,7 @@ class Supervisor:
         else:
             waiting = {slot.group or slot.replica_id for slot in old if not self._serves(slot)}
             old = [slot for slot in old if (slot.group or slot.replica_id) not in waiting]
-            if not (old and self._has_memory_for(model)):
+            if not (old and self._has_memory_for(model, old[0])):
                 return _side_of(sides, running) or sides[0]
             free = [side for side in sides if not _side_of([side], old)]
             current = (free or sides)[0]  # with none, the others serve until the first side does
@@ -268,10 +268,12 @@ class Supervisor:
         beat = self._beats.get(slot.replica_id)
         return beat is not None and beat.incarnation in self._outdated
 
-    def _has_memory_for(self, model: ServedModel) -> bool:
-        """Whether a model's replicas fit beside what runs, as far as it can be told."""
+    def _has_memory_for(self, model: ServedModel, old: ReplicaSlot) -> bool:
+        """Whether a model's replicas fit beside what runs, as far as it can be told; each has a KV
+        cache as large as `old` has.
+        """
         try:
-            plan = plan_memory(model, self.node)
+            plan = plan_memory(model, self.node, int(self._cache_tokens(old) or 0))
         except QuireError:
             return False
         # Ranks on other machines join one engine at a time.
@@ -414,9 +416,13 @@ class Supervisor:
     def _capacity_for(self, slot: ReplicaSlot) -> dict[str, str]:
         """Environment by which a successor's KV cache is no smaller than its predecessor's."""
         old = self._predecessors.get(slot.served_model_id, [])
-        beat = self._beats.get(old[0].replica_id) if old and slot not in old else None
-        tokens = None if beat is None else beat.model.cache_config.get("kv_cache_size_tokens")
+        tokens = self._cache_tokens(old[0]) if old and slot not in old else ""
         return {PREDECESSOR_VARIABLE: tokens} if tokens else {}
+
+    def _cache_tokens(self, slot: ReplicaSlot) -> str:
+        """The size of its KV cache in tokens; "": not known."""
+        beat = self._beats.get(slot.replica_id)
+        return "" if beat is None else beat.model.cache_config.get("kv_cache_size_tokens", "")
 
     def _is_occupied(self, slot: ReplicaSlot) -> bool:
         """Whether another process serves under its id."""

@@ -139,6 +139,22 @@ def test_ranks_that_have_some_tokens_each_gather_a_layer_of_a_prompt() -> None:
     assert dealt.total - default.total == 2 * 512 * default.kv_per_token // shape.layers
 
 
+def test_a_successor_has_its_predecessors_kv_cache_once() -> None:
+    shape = KvShape(layers=2, kv_heads=1, head_dim=8, windows=(0, 0), context=4096)
+    checkpoint = Checkpoint("X", "safetensors", 1 << 20, 1, dtype="F32", shape=shape)
+
+    def total(tokens: int, **settings: Any) -> int:
+        return estimate_memory(checkpoint, settings, sequences=0, predecessor_tokens=tokens).total
+
+    per_token = 2 * 2 * 8 * 4
+    assert total(80_000) - total(40_000) == 40_000 * per_token
+    limit = 4 << 30  # of a KV cache whose size isn't configured
+    assert total(10**9) - total(40_000) == limit - 40_000 * per_token
+    configured = {"cpu_kvcache_space": 1}
+    assert total(0, **configured) == total(10**6, **configured)
+    assert total(0, **configured) - total(40_000) == (1 << 30) - 40_000 * per_token
+
+
 def test_replicas_that_share_experts_load_a_part_of_them() -> None:
     checkpoint = Checkpoint("X", "safetensors", 8 << 30, 1, expert_nbytes=6 << 30)
     group: dict[str, Any] = {
