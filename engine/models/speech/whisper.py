@@ -132,14 +132,42 @@ class WhisperEncoder:
         [n, num_mels, num_frames], which may be shorter than the encoder's window.
         """
         x = features.to(self._positions).transpose(1, 2)
+        silence = _first_repeated(x), x.shape[1]
         for convolution, stride in zip(self._convolutions, (1, 2), strict=True):
-            windows = torch.nn.functional.pad(x, (0, 0, 1, 1)).unfold(1, 3, stride).flatten(2)
-            x = convolution(windows.flatten(0, 1)).unflatten(0, windows.shape[:2])
-            x = torch.nn.functional.gelu(x)
+            x, silence = _convolve(convolution, x, stride, silence)
         x = (x + self._positions[: x.shape[1]])[:, :num_states]
         for layer in self._layers:
             x = layer(x, None)
         return x
+
+
+def _first_repeated(x: Tensor) -> int:
+    """Return the first of the last frames of x [n, num_frames, channels] that are all the same."""
+    differing = (x != x[:, -1:]).any(2).any(0).nonzero()
+    return int(differing[-1]) + 1 if len(differing) else 0
+
+
+def _convolve(
+    convolution: Callable[[Tensor], Tensor], x: Tensor, stride: int, repeated: tuple[int, int]
+) -> tuple[Tensor, tuple[int, int]]:
+    """Return a convolution's output of x [n, num_frames, channels], and the range of its frames
+    that are all the same, as those of x in the range `repeated` are: they are computed once. Most
+    of a window is often silence.
+    """
+    windows = torch.nn.functional.pad(x, (0, 0, 1, 1)).unfold(1, 3, stride)
+    length, (start, end) = windows.shape[1], repeated
+    # The window of frame i has the frames from i * stride - 1 to i * stride + 1.
+    start = min(length, -(-(start + 1) // stride))
+    end = max(start, (end - 2) // stride + 1)
+    if num_copies := max(0, end - start - 1):
+        windows = torch.cat((windows[:, : start + 1], windows[:, end:]), 1)
+    windows = windows.flatten(2)
+    x = convolution(windows.flatten(0, 1)).unflatten(0, windows.shape[:2])
+    x = torch.nn.functional.gelu(x)
+    if num_copies:
+        copies = x[:, start : start + 1].expand(-1, num_copies, -1)
+        x = torch.cat((x[:, : start + 1], copies, x[:, start + 1 :]), 1)
+    return x, (start, end)
 
 
 def find_encoder(weights: Weights, *prefixes: str) -> str:

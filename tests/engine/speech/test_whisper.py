@@ -263,6 +263,23 @@ def test_frames_of_the_sound_and_of_some_silence_are_encoded_alone_if_requested(
     assert padded[1] == _run(llm, _prompts([(long, prompt)]))[0]
 
 
+@torch.inference_mode()
+def test_silence_is_computed_once_with_the_same_bits(
+    whisper: tuple[Path, list[list[int]]],
+) -> None:
+    encoder = _llm(whisper[0]).llm_engine.core.executor.worker.loaded.model._encoder
+    loud = torch.randn(80, 100)
+    for num_frames in (4, 100):
+        for num_heard in (*range(7), 93, 96, 97, 98, 99, 100):
+            quiet = loud.clone()
+            quiet[:, num_heard:] = -0.7
+            both = torch.stack([quiet, loud])[:, :, :num_frames]
+            states = num_frames // 2
+            # Beside a loud window, all of its frames are computed.
+            expected_states = encoder.batch_states(both, states)[0]
+            assert torch.equal(encoder.batch_states(both[:1], states)[0], expected_states)
+
+
 @pytest.mark.parametrize("options", [{"padding": "do_not_pad"}, {"size": 3}])
 def test_other_options_of_the_processor_are_refused(
     whisper: tuple[Path, list[list[int]]], options: dict[str, Any]
