@@ -18,27 +18,13 @@ from engine.contract.errors import ConfigError
 from engine.multimodal.processor import MediaProcessor, PreparedMedia
 from engine.multimodal.pruning import RETAINED, retained_cells
 from engine.multimodal.video_files import Video
-from tests.engine.multimodal.models import FAMILIES, IMAGE_TOKEN, picture
+from tests.engine.multimodal.models import IMAGE_TOKEN, picture
 from tests.engine.multimodal.test_videos import VIDEO_TOKEN, WRAPPED, qwen_patches
 
 NUM_TOKENS = 8
 #: Of three steps in time with 2 x 3 squares each: the first, and two that changed.
 RETAINED_SQUARES = [0, 1, 2, 3, 4, 5, 7, 17]
 VIDEO_RATE, TIMES = 0.55, [0.0, 0.5, 1.0, 1.5, 2.0, 2.5]
-
-
-@pytest.fixture(scope="module")
-def family(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[Path, Any, Any]]:
-    """name -> folder, model and processor."""
-    loaded: dict[str, tuple[Path, Any, Any]] = {}
-
-    def get(name: str) -> tuple[Path, Any, Any]:
-        if name not in loaded:
-            folder = tmp_path_factory.mktemp(name)
-            loaded[name] = (folder, *FAMILIES[name](folder))
-        return loaded[name]
-
-    return get
 
 
 def still_frames() -> list[Image.Image]:

@@ -19,7 +19,7 @@ from engine.contract.errors import InvalidRequest
 from engine.multimodal import video_files
 from engine.multimodal.processor import MediaProcessor
 from engine.multimodal.video_files import Video, read_video, sample_frames
-from tests.engine.multimodal.models import FAMILIES, IMAGE_TOKEN, picture
+from tests.engine.multimodal.models import IMAGE_TOKEN, picture
 
 NUM_TOKENS = 12
 VIDEO_TOKEN = "<|video_pad|>"
@@ -32,20 +32,6 @@ FPS = 2
 def frames_of(count: int, seed: int = 1) -> list[Image.Image]:
     """Frames of a size that no processor changes."""
     return [picture(seed * 100 + number, 42, 28) for number in range(count)]
-
-
-@pytest.fixture(scope="module")
-def family(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[Path, Any, Any]]:
-    """name -> folder, model and processor."""
-    loaded: dict[str, tuple[Path, Any, Any]] = {}
-
-    def get(name: str) -> tuple[Path, Any, Any]:
-        if name not in loaded:
-            folder = tmp_path_factory.mktemp(name)
-            loaded[name] = (folder, *FAMILIES[name](folder))
-        return loaded[name]
-
-    return get
 
 
 def qwen_patches(frames: list[Image.Image], images: Any) -> tuple[torch.Tensor, torch.Tensor]:

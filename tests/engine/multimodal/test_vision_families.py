@@ -28,20 +28,6 @@ from tests.engine.multimodal.models import FAMILIES, IMAGE_TOKEN, PLACEHOLDERS, 
 NUM_TOKENS = 12
 
 
-@pytest.fixture(scope="module")
-def family(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[Path, Any, Any]]:
-    """name -> folder, model and processor."""
-    families: dict[str, tuple[Path, Any, Any]] = {}
-
-    def get(name: str) -> tuple[Path, Any, Any]:
-        if name not in families:
-            folder = tmp_path_factory.mktemp(name)
-            families[name] = (folder, *FAMILIES[name](folder))
-        return families[name]
-
-    return get
-
-
 def picture_prompts(family: str) -> list[dict[str, Any]]:
     """Prompts with none, one and several pictures of many shapes."""
     image = PLACEHOLDERS.get(family, IMAGE_TOKEN)
