@@ -20,7 +20,6 @@ from engine.devices.cpu import kernels_on
 from engine.distributed.parallel_state import DATA_PARAM, ParallelState
 from engine.distributed.rendezvous import Rendezvous, stage_sockets
 from engine.executor.abstract import Capacity, StepFuture
-from engine.executor.expert_lockstep import ExpertLockstep
 from engine.executor.expert_peers import ExpertPeers, check_launcher
 from engine.executor.rank_settings import check_ranks, rank_config, rank_memory_bytes
 from engine.executor.ranked_step import RankedStep
@@ -63,7 +62,6 @@ class ExternalExecutor(UniProcExecutor):
             local_rank, size = meeting.local_ranks.index(state.rank), len(meeting.local_ranks)
             settings = rank_config(config, local_rank, size, ops)
         super().__init__(settings, memory, sockets, None if peers is None else peers.memory)
-        self._lockstep: ExpertLockstep | None = None
         if peers is not None:
             self._lockstep = peers.keep_step(self.worker, self.worker.join_forward)
 
@@ -124,19 +122,7 @@ class ExternalExecutor(UniProcExecutor):
         self.check_health()
         raise EngineFault("A step failed, and ranks of a launcher can't begin anew.")
 
-    def check_health(self) -> None:
-        super().check_health()
-        if self._lockstep is not None:
-            self._lockstep.check()
-
-    def check_sleep(self) -> None:
-        super().check_sleep()
-        if self._lockstep is not None:
-            self._lockstep.refuse_sleep()
-
     def shutdown(self) -> None:
-        if self._lockstep is not None:
-            self._lockstep.close()
         super().shutdown()
         self.worker.close_connections()
 

@@ -22,7 +22,6 @@ from engine.distributed.memory import RankMemory
 from engine.distributed.parallel_state import PIPELINE_PARAM, ParallelState
 from engine.executor.abstract import Capacity, Executor, StepFuture
 from engine.executor.draft_worker import DraftWorkers
-from engine.executor.expert_lockstep import ExpertLockstep
 from engine.executor.expert_peers import ExpertPeers
 from engine.executor.external_launcher import ExternalExecutor
 from engine.executor.lora_worker import LoraWorker
@@ -149,7 +148,6 @@ class MultiprocExecutor(UniProcExecutor):
         state = ParallelState(0, size, config.pipeline_parallel_size)
         param = PARAM if size > 1 else PIPELINE_PARAM
         self._peers = peers = ExpertPeers(config, ops) if config.shares_experts else None
-        self._lockstep: ExpertLockstep | None = None
         expert_memory = None if peers is None else peers.memory
         try:
             self._ranks = start_ranks(config, state, num_bytes, ops, expert_memory)
@@ -363,20 +361,11 @@ class MultiprocExecutor(UniProcExecutor):
         return [*results, *(reply.result for reply in replies)]
 
     def check_health(self) -> None:
-        super().check_health()
         if self._ranks.watch.failure:
             raise EngineFault(self._ranks.watch.failure)
-        if self._lockstep is not None:
-            self._lockstep.check()
-
-    def check_sleep(self) -> None:
-        super().check_sleep()
-        if self._lockstep is not None:
-            self._lockstep.refuse_sleep()
+        super().check_health()
 
     def shutdown(self) -> None:
-        if self._lockstep is not None:
-            self._lockstep.close()
         super().shutdown()
         self._ranks.close()
         self.worker.close_connections()

@@ -17,6 +17,7 @@ from engine.devices.threads import JoinedThread
 from engine.distributed.memory import RankMemory
 from engine.distributed.pipeline import StageSockets
 from engine.executor.abstract import Capacity, StepFuture
+from engine.executor.expert_lockstep import ExpertLockstep
 from engine.executor.worker import Worker
 from engine.kv_transfer.base import KVConnectorBase
 from engine.lora.store import AdapterHost
@@ -142,6 +143,8 @@ class UniProcExecutor:
         self.adapters: AdapterHost = worker.adapters
         self.drafts: DraftHost = worker.drafts
         self._thread: StepThread | None = None
+        #: Of an engine that shares experts with others.
+        self._lockstep: ExpertLockstep | None = None
 
     def load(self, progress: Callable[[int, int], None]) -> ModelFacts:
         return self.worker.load(progress)
@@ -220,6 +223,8 @@ class UniProcExecutor:
 
     def check_sleep(self) -> None:
         self.worker.check_sleep()
+        if self._lockstep is not None:
+            self._lockstep.refuse_sleep()
 
     def sleep(self, level: int) -> None:
         self.worker.sleep(level)
@@ -239,8 +244,12 @@ class UniProcExecutor:
     def check_health(self) -> None:
         if self._thread is not None and not self._thread.is_alive:
             raise EngineFault("The thread that runs steps has ended.")
+        if self._lockstep is not None:
+            self._lockstep.check()
 
     def shutdown(self) -> None:
+        if self._lockstep is not None:
+            self._lockstep.close()
         if self._thread is not None:
             self._thread.close()
             self._thread = None
