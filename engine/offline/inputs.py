@@ -41,11 +41,13 @@ class TextPrompt(TypedDict):
 
     Attributes:
         mm_processor_kwargs: options of the model's image processor.
+        multi_modal_uuids: by kind, names of its items: hints, for content tells them apart.
         cache_salt: only prompts with the same salt share cached prefixes.
     """
 
     prompt: str
     multi_modal_data: NotRequired[MultiModalDataDict]
+    multi_modal_uuids: NotRequired[dict[str, Any]]
     mm_processor_kwargs: NotRequired[dict[str, Any]]
     cache_salt: NotRequired[str]
 
@@ -56,6 +58,7 @@ class TokensPrompt(TypedDict):
     prompt_token_ids: list[int]
     prompt: NotRequired[str]
     multi_modal_data: NotRequired[MultiModalDataDict]
+    multi_modal_uuids: NotRequired[dict[str, Any]]
     mm_processor_kwargs: NotRequired[dict[str, Any]]
     cache_salt: NotRequired[str]
 
@@ -89,13 +92,13 @@ _KEYS = frozenset(
         "prompt_token_ids",
         "prompt_embeds",
         "multi_modal_data",
+        "multi_modal_uuids",
         "mm_processor_kwargs",
         "cache_salt",
     }
 )
 #: Other inputs of vLLM -> why they aren't supported.
 _REFUSED = {
-    "multi_modal_uuids": "images are told apart by their content; leave multi_modal_uuids out",
     "encoder_prompt": "the model has no encoder; leave encoder_prompt out",
     "decoder_prompt": "the model has no encoder; leave decoder_prompt out",
     "negative_prompt": "there is no negative_prompt",
@@ -209,6 +212,8 @@ def _of_dict(
         if key not in _KEYS and value not in (None, {}):
             why = _REFUSED.get(key, f"there is no {key!r}; there are {', '.join(sorted(_KEYS))}")
             raise InvalidRequest(f"A prompt's key can't be used: {why}.", param=key)
+    if (uuids := prompt.get("multi_modal_uuids")) is not None:
+        _check_uuids(uuids, prompt.get("multi_modal_data"))
     salt = prompt.get("cache_salt")
     if salt is not None and (not isinstance(salt, str) or not salt):
         raise InvalidRequest("cache_salt must be a text that isn't empty.", param="cache_salt")
@@ -267,6 +272,21 @@ def _with_encoder_text(
         encoder_text=encoder.text,
         encoder_token_ids=encoder.token_ids,
     )
+
+
+def _check_uuids(uuids: Any, data: Any) -> None:
+    """Raise `InvalidRequest` unless they name items of multi_modal_data, by kind."""
+    kinds = data if isinstance(data, dict) else {}
+    valid = isinstance(uuids, dict) and uuids.keys() <= kinds.keys()
+    for kind, names in uuids.items() if valid else ():
+        names, items = (x if isinstance(x, list) else [x] for x in (names, kinds[kind]))
+        valid &= len(names) == len(items) and all(isinstance(x, str | None) for x in names)
+    if not valid:
+        raise InvalidRequest(
+            "multi_modal_uuids must be a dict with a text or None for each item of "
+            "multi_modal_data, by kind.",
+            param="multi_modal_uuids",
+        )
 
 
 def _with_media(

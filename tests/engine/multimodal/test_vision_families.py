@@ -261,14 +261,18 @@ def test_a_step_that_fails_in_the_encoder_fails_its_request_alone(
         ({"prompt": "none", "multi_modal_data": {"image": [picture(1, 9, 9)]}}, "prompt"),
         ({"prompt": IMAGE_TOKEN, "multi_modal_data": {"video": 1}}, "multi_modal_data"),
         ({"prompt": IMAGE_TOKEN, "multi_modal_data": {"image": ["x"]}}, "multi_modal_data"),
-        (
-            {
-                "prompt": IMAGE_TOKEN,
-                "multi_modal_data": {"image": picture(1, 9, 9)},
-                "multi_modal_uuids": {"image": ["a"]},
-            },
-            "multi_modal_uuids",
+        *(
+            (
+                {
+                    "prompt": IMAGE_TOKEN,
+                    "multi_modal_data": {"image": picture(1, 9, 9)},
+                    "multi_modal_uuids": uuids,
+                },
+                "multi_modal_uuids",
+            )
+            for uuids in ({"image": ["a", "b"]}, {"image": [5]}, {"video": ["a"]}, ["a"])
         ),
+        ({"prompt": "x", "multi_modal_uuids": {"image": ["a"]}}, "multi_modal_uuids"),
         (
             {
                 "prompt_token_ids": [5, 6],
@@ -286,6 +290,21 @@ def test_pictures_that_cannot_be_placed_are_refused_by_field(
         llm.generate(prompt)
     assert refused.value.param == param
     llm.llm_engine.core.check_integrity()
+
+
+def test_a_pictures_name_is_a_hint_and_its_content_tells_it_apart(
+    family: Callable[[str], tuple[Path, Any, Any]],
+) -> None:
+    llm = LLM(str(family("llava")[0]), dtype="float32", num_gpu_blocks_override=64)
+    prompts = [
+        {"prompt": f"{IMAGE_TOKEN} What?", "multi_modal_data": {"image": picture(seed, 9, 9)}}
+        for seed in (1, 2)
+    ]
+    expected_token_ids = generate_tokens(llm, prompts)
+    assert expected_token_ids[0] != expected_token_ids[1]
+    for uuids in ("a", ["a"], [None]):
+        named = [prompt | {"multi_modal_uuids": {"image": uuids}} for prompt in prompts]
+        assert generate_tokens(llm, named) == expected_token_ids
 
 
 def test_limit_mm_per_prompt_bounds_the_pictures_of_a_prompt(
