@@ -2,7 +2,7 @@
 
     python -m benchmarks.states make mamba2 FOLDER
     python -m benchmarks.states idle FOLDER
-    python -m benchmarks.states turn12 FOLDER ATTENTION_FOLDER
+    python -m benchmarks.states turn12 FOLDER ATTENTION_FOLDER [--at-once]
     python -m benchmarks.states decode FOLDER --gguf FILE --llama-bench PROGRAM [--depth 4096]
 
 `make` writes a random checkpoint of a published model's shape in bfloat16, with a tokenizer, which
@@ -193,9 +193,13 @@ def idle(folder: Path, turns: int) -> None:
         print(f"idle, {clock.__name__}: {spread(values)}", flush=True)
 
 
-def first_token_of_turn(llm: LLM, turn: int, seed: int) -> float:
-    """Seconds to the first token of a chat's last of so many turns."""
+def first_token_of_turn(llm: LLM, turn: int, seed: int, at_once: bool) -> float:
+    """Seconds to the first token of a chat's last of so many turns, those before it as one prompt
+    if `at_once`.
+    """
     source, text, times = random.Random(seed), [], [0.0]
+    if at_once:
+        text, turn = random_tokens(source, (turn - 2) * (NEW_TOKENS + ANSWER)), 2
     for _ in range(turn):
         text += random_tokens(source, NEW_TOKENS)
         answer, times = generate(llm, text, ANSWER)
@@ -212,13 +216,13 @@ def serve(folder: Path) -> LLM:
     return llm
 
 
-def turn12(folder: Path, attention: Path, turns: int) -> None:
+def turn12(folder: Path, attention: Path, at_once: bool, turns: int) -> None:
     """The twelfth turn's first token, of a model with states over an attention model's."""
     llms = serve(folder), serve(attention)
     ratios = in_turns(
         turns,
-        lambda turn: first_token_of_turn(llms[0], 12, turn),
-        lambda turn: first_token_of_turn(llms[1], 12, turn),
+        lambda turn: first_token_of_turn(llms[0], 12, turn, at_once),
+        lambda turn: first_token_of_turn(llms[1], 12, turn, at_once),
     )
     print(f"first token of turn 12: {spread(ratios)}", flush=True)
 
@@ -259,6 +263,7 @@ def main() -> None:
     for part in (builder, *measured):
         part.add_argument("folder", type=Path)
     measured[1].add_argument("attention", type=Path)
+    measured[1].add_argument("--at-once", action="store_true", help="eleven turns as one prompt")
     measured[2].add_argument("--gguf", type=Path, required=True)
     measured[2].add_argument("--llama-bench", type=Path, required=True)
     measured[2].add_argument("--depth", type=int, default=0, help="tokens of context")
@@ -270,7 +275,7 @@ def main() -> None:
     elif options.part == "idle":
         idle(options.folder, options.turns)
     elif options.part == "turn12":
-        turn12(options.folder, options.attention, options.turns)
+        turn12(options.folder, options.attention, options.at_once, options.turns)
     else:
         decode(options.folder, options.gguf, options.llama_bench, options.depth, options.turns)
 

@@ -17,9 +17,8 @@ from engine.kv_cache.kv_cache_config import KVCacheGroupSpec
 from engine.kv_cache.prefix_cache import BlockHashes, CacheableSequence
 from engine.kv_cache.single_type_managers import BlockTable, SingleTypeManager
 
-#: Minimum number of tokens between two checkpoints of a sequence. Writing one costs about as much
-#: as
-#: a token's own update of the state, so all of them take less than 1/64 of the states' time.
+#: Minimum number of tokens between two checkpoints of a sequence. Writing one takes as long as
+#: about five tokens' own updates of the state, so all take less than a tenth of the states' time.
 CHECKPOINT_INTERVAL = 64
 #: A checkpoint is idle once it has waited for this many mean gaps between turns. In simulated chats
 #: with log-normal and constant gaps, values above two lose hits to checkpoints of ended chats, and
