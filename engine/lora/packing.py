@@ -55,8 +55,8 @@ class TransformersModules(TargetModules):
             self.embedding = _name(slot)
             self.vocab_size, self.hidden_size = table.weight.shape
         self._targets = {
-            _name(slot): TargetSlice(0, slot, 0, layer.out_features, layer.in_features)
-            for slot, layer in adapted.linears.items()
+            _name(slot): TargetSlice(0, slot, 0, *adapted.sizes(slot))
+            for slot in adapted.linears
             if slot != adapted.output
         }
         self.layers = [
@@ -123,8 +123,8 @@ def pack_adapter(
             param="modules_to_save",
         )
     shard = _shard_of(model)
-    if shard is not None:
-        _check_shardable(adapter, shard)
+    if (num_ranks := _num_ranks(model)) > 1:
+        _check_shardable(adapter, num_ranks)
     stage = model.stage if isinstance(model, NativeDecoder) else None
     if stage is not None and not has_only_matrices(adapter):
         raise InvalidRequest(
@@ -142,7 +142,7 @@ def pack_adapter(
         spec.states is None and spec.latents is None
     )
     if shard is not None and (table is None or has_all_heads):
-        raise _shard_error(shard, f"of {model.spec.architecture}")
+        raise _shard_error(num_ranks, f"of {model.spec.architecture}")
     return AdapterWeights(
         digest=adapter.digest,
         layers=layers,
@@ -168,25 +168,34 @@ def _shard_of(model: AdaptableModel) -> ModelShard | None:
     return model.shard if isinstance(model, NativeDecoder) else None
 
 
+def _num_ranks(model: AdaptableModel) -> int:
+    """Return the number of ranks that share the tensors of the model's layers."""
+    if isinstance(model, NativeEncoder):
+        return 1
+    if isinstance(model, NativeDecoder):
+        return 1 if model.shard is None else model.shard.ranks.size
+    return model.adapted.num_ranks
+
+
 def _full_spec(model: AdaptableModel) -> Any:
     """Return the complete model's spec, of which this rank may have a part."""
     return model.full_spec if isinstance(model, NativeDecoder) else model.spec
 
 
-def _check_shardable(adapter: LoRAAdapter, shard: ModelShard) -> None:
+def _check_shardable(adapter: LoRAAdapter, num_ranks: int) -> None:
     """Raise `InvalidRequest` for changes whose packing would need other ranks' weights."""
     if not has_only_matrices(adapter):
-        raise _shard_error(shard, "that change the embedding or the output layer")
+        raise _shard_error(num_ranks, "that change the embedding or the output layer")
     for delta in adapter.modules.values():
         if delta.magnitude is not None:
-            raise _shard_error(shard, "with DoRA")
+            raise _shard_error(num_ranks, "with DoRA")
         if delta.bias is not None or delta.b_bias is not None:
-            raise _shard_error(shard, "with biases")
+            raise _shard_error(num_ranks, "with biases")
 
 
-def _shard_error(shard: ModelShard, what: str) -> InvalidRequest:
+def _shard_error(num_ranks: int, what: str) -> InvalidRequest:
     return InvalidRequest(
-        f"Adapters {what} can't be used with {PARAM}={shard.ranks.size}: serve them with one rank.",
+        f"Adapters {what} can't be used with {PARAM}={num_ranks}: serve them with one rank.",
         param="model",
     )
 
@@ -269,9 +278,12 @@ class AdapterPacker:
         """Return this rank's rows of a linear layer; None: all rows."""
         shard, linears = _shard_of(self._model), self.modules.layers[self._first_layer + index]
         if shard is None:
-            return None
+            if isinstance(self._model, NativeDecoder | NativeEncoder):
+                return None
+            split = self._model.adapted.splits.get(slot)
+            return None if split is None or split.local_rows is None else [split.local_rows]
         if slot not in _SHARDED_SLOTS:
-            raise _shard_error(shard, f"of {linears[slot].parts[0].name}")
+            raise _shard_error(shard.ranks.size, f"of {linears[slot].parts[0].name}")
         if slot == "qkv":
             return shard.qkv_rows
         if slot == "up":

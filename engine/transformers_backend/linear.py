@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
 from engine.quantization.packing import DenseSource, LinearPacker, QuantScheme
-from engine.transformers_backend.ranks import LocalShard, RankPlan
+from engine.transformers_backend.ranks import LocalShard, RankPlan, SplitLinear
 from kernels import KernelSet, LinearLayer
 from kernels.reference.linear import ReferenceLinear
 
@@ -55,11 +55,13 @@ class Unpacked(Tensor):
 
 
 class PackedModule(nn.Module):
-    """An `nn.Linear` whose weight is packed."""
+    """An `nn.Linear` whose weight is packed; `split`: with several ranks."""
 
-    def __init__(self, layer: LinearLayer, bias: Tensor | None) -> None:
+    def __init__(
+        self, layer: LinearLayer, bias: Tensor | None, split: SplitLinear | None = None
+    ) -> None:
         super().__init__()
-        self.layer, self.bias = layer, bias
+        self.layer, self.bias, self.split = layer, bias, split
         self.in_features, self.out_features = layer.in_features, layer.out_features
         #: The dtype of the layer's inputs.
         self.inputs = torch.float32
@@ -124,7 +126,8 @@ def pack(
         if plan is not None and rows is not None:
             layer = plan.wrap(child, layer)
         layers[address] = layer
-        _replace(owners, PackedModule(layer, bias))
+        split = None if plan is None else plan.describe(child)
+        _replace(owners, PackedModule(layer, bias, split))
         if all(child.weight is not table.weight for table, _ in tables):
             child.weight = None
     for table, owners in tables:

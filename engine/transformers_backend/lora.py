@@ -16,6 +16,7 @@ from transformers.pytorch_utils import Conv1D
 
 from engine.models.lora import NO_ADAPTERS, StepAdapters
 from engine.transformers_backend.linear import PackedModule, Table
+from engine.transformers_backend.ranks import SplitLinear
 from kernels import KernelSet, LinearLayer
 from kernels.lora import LoraSegment
 
@@ -95,6 +96,7 @@ class LoraModules:
         output: slot of the output layer, which has a row per token like the embedding; "" if
         there is none.
         tied: whether the output layer shares the embedding's weight.
+        splits: how this rank sees linear layers whose inputs or outputs are its own.
         step: the state of the current pass.
     """
 
@@ -104,6 +106,7 @@ class LoraModules:
         self.step = LoraForwardState()
         self.linears: dict[str, LinearLayer] = {}
         self.biased: set[str] = set()
+        self.splits: dict[str, SplitLinear] = {}
         self.embedding: tuple[str, Table] | None = None
         self.tied = bool(getattr(getattr(model, "config", None), "tie_word_embeddings", False))
         self._hooks: dict[str, Any] = {}
@@ -115,6 +118,8 @@ class LoraModules:
                 self.linears[name] = (
                     module.layer if isinstance(module, PackedModule) else ConvLayer(module)
                 )
+                if isinstance(module, PackedModule) and module.split is not None:
+                    self.splits[name] = module.split
                 if module.bias is not None:
                     self.biased.add(name)
                 self.output = name if module is output else self.output
@@ -140,6 +145,25 @@ class LoraModules:
         if head is None or table is None or head.out_features != len(table):
             self.output = ""
 
+    def sizes(self, name: str) -> tuple[int, int]:
+        """Return the rows and columns of a linear layer's whole weight."""
+        layer, split = self.linears[name], self.splits.get(name)
+        if split is not None:
+            return split.rows, split.columns
+        return layer.out_features, layer.in_features
+
+    @property
+    def num_ranks(self) -> int:
+        """Number of ranks that share linear layers."""
+        return max((split.ranks.size for split in self.splits.values()), default=1)
+
+    def join_ranks(self, model: nn.Module) -> None:
+        """Replace layers by those that all ranks share."""
+        for path, module in model.named_modules():
+            name = path.replace(".", "/")
+            if name in self.linears and isinstance(module, PackedModule):
+                self.linears[name] = module.layer
+
     def clear(self) -> None:
         """Remove all modules, whose layers move to another device."""
         for hook in self._hooks.values():
@@ -147,6 +171,7 @@ class LoraModules:
         self._hooks.clear()
         self.linears.clear()
         self.biased.clear()
+        self.splits.clear()
         self.embedding, self.output = None, ""
 
     def add(self, y: Tensor, x: Tensor, uses: list[LoraSegment]) -> None:
@@ -189,6 +214,9 @@ class _LinearHook:
             return None
         rows = y.reshape(-1, y.shape[-1]).float().contiguous()
         flat_rows = x.reshape(-1, x.shape[-1]).float().contiguous()
+        split = self._modules.splits.get(self._name)
+        if split is not None and split.inputs is not None:
+            flat_rows = split.ranks.gather(flat_rows, split.inputs)
         if uses:
             self._modules.add(rows, flat_rows, uses)
         if heads:

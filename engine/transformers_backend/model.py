@@ -163,9 +163,8 @@ class TransformersModel:
 
     def join_ranks(self) -> None:
         """Share the linear layers with the other ranks from now on; see `LocalShard`."""
-        self.adapted.clear()
         join_ranks(self.model)
-        self.adapter_refusal = "Ranks share no adapters of models of the Transformers bridge."
+        self.adapted.join_ranks(self.model)
 
     def load(self, weights: Weights, progress: Callable[[int, int], None]) -> None:
         """Do nothing: `transformers` has read the weights."""

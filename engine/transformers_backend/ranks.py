@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -74,6 +75,24 @@ class LocalShard(LinearLayer):
         return self._layer
 
 
+@dataclass(frozen=True, slots=True)
+class SplitLinear:
+    """How a rank sees a linear layer whose inputs or outputs are its own.
+
+    Attributes:
+        ranks: the group.
+        rows, columns: of the whole weight.
+        local_rows: those of its outputs; None if it gets all outputs.
+        inputs: [size + 1], where each rank's columns of x begin; None if it has the whole x.
+    """
+
+    ranks: RankGroup
+    rows: int
+    columns: int
+    local_rows: range | None
+    inputs: tuple[int, ...] | None
+
+
 class RankPlan:
     """A model's plan for the ranks of a group."""
 
@@ -121,6 +140,21 @@ class RankPlan:
             return None
         starts = self._outputs(child)
         return slice(starts[self._ranks.rank], starts[self._ranks.rank + 1])
+
+    def describe(self, child: nn.Linear) -> SplitLinear | None:
+        """Return how this rank sees a linear layer; None: as one rank does."""
+        local_inputs, local_outputs = _SPLIT[self._styles.get(id(child), "colwise_rep")]
+        if not (local_inputs or local_outputs):
+            return None
+        size, outputs = self._ranks.size, self._outputs(child)
+        rank, columns = self._ranks.rank, child.in_features
+        return SplitLinear(
+            self._ranks,
+            child.out_features,
+            columns,
+            range(outputs[rank], outputs[rank + 1]) if local_outputs else None,
+            tuple(columns // size * other for other in range(size + 1)) if local_inputs else None,
+        )
 
     def wrap(self, child: nn.Linear, layer: LinearLayer) -> LinearLayer:
         """Return `layer`, which has this rank's rows, for the place of `child`."""

@@ -152,11 +152,12 @@ def test_adapters_of_attention_go_with_experts_over_ranks(
         assert outputs(llm, [request] * 3) == expected
 
 
+@pytest.mark.parametrize("implementation", ["quire", "transformers"])
 def test_what_ranks_cannot_have_of_an_adapter_is_refused(
-    checkpoint: Folder, tmp_path: Path
+    implementation: str, checkpoint: Folder, tmp_path: Path
 ) -> None:
     folder = checkpoint("llama")
-    with running(folder, 2) as llm:
+    with running(folder, 2, model_impl=implementation, max_model_len=256) as llm:
         dora = adapter(folder, tmp_path / "dora", 0, use_dora=True)
         with pytest.raises(InvalidRequest, match="Adapters with DoRA can't be used with tensor_"):
             outputs(llm, [dora] * 3)
