@@ -138,6 +138,7 @@ class TenantQuota:
         "seen_at",
         "sequences",
         "superfluous",
+        "unreturned",
         "used",
         "weight",
     )
@@ -151,6 +152,8 @@ class TenantQuota:
         #: Blocks with their hashes that are evicted before other cached ones, the next one first,
         #: see `StateManager`; outdated ones are dropped when they surface.
         self.superfluous: OrderedDict[Block, bytes] = OrderedDict()
+        #: Likewise those that no prompt has returned to, the least recently used one first.
+        self.unreturned: OrderedDict[Block, bytes] = OrderedDict()
         #: Number of its sequences, waiting and running, and of the running ones.
         self.sequences = 0
         self.running = 0

@@ -292,10 +292,13 @@ class StateManager(SingleTypeManager):
             return True
         if self._num_started - self._used_at[first.block_id] > IDLE_GAPS * self._mean_gap:
             return True
-        for block in source.free if is_returned_to else ():
-            if not self._is_returned_to[block.block_id]:
+        while is_returned_to and source.unreturned:
+            block, key = next(iter(source.unreturned.items()))
+            is_unused = block.ref_count == 0 and not self._is_returned_to[block.block_id]
+            if is_unused and block.block_hash == key and block.charged_to is source:
                 self.pool.evict_first(block)
                 return True
+            del source.unreturned[block]  # evicted, or used again
         return False
 
     def _next_to_evict(self) -> tuple[TenantQuota, Block]:
@@ -318,6 +321,10 @@ class StateManager(SingleTypeManager):
     def _record_use(self, checkpoint: Block, is_returned_to: bool) -> None:
         self._used_at[checkpoint.block_id] = self._num_started
         self._is_returned_to[checkpoint.block_id] = is_returned_to
+        key, owner = checkpoint.block_hash, checkpoint.charged_to
+        if owner is not None and key is not None and not is_returned_to:
+            owner.unreturned.pop(checkpoint, None)
+            owner.unreturned[checkpoint] = key
 
     def cache_written_checkpoints(self) -> None:
         """Cache the checkpoints of earlier steps, which are written before the next step reads
