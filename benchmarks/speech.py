@@ -8,6 +8,7 @@ is an interpreter with faster-whisper. Greedy, one window, without timestamps, f
 from __future__ import annotations
 
 import argparse
+import gc
 import os
 import statistics
 import subprocess
@@ -23,7 +24,7 @@ from engine import LLM, SamplingParams
 RATE, STREAMS = 16_000, 8
 PROMPT = "<|startoftranscript|><|notimestamps|>"
 PEER = """
-import sys, time, wave
+import gc, sys, time, wave
 import numpy as np
 from faster_whisper import BatchedInferencePipeline, WhisperModel
 folder, path, kind, threads, streams = sys.argv[1:]
@@ -34,6 +35,8 @@ batched, count = BatchedInferencePipeline(model), int(streams)
 joined, seconds = np.tile(speech, count), len(speech) / 16_000
 clips = [{"start": i * seconds, "end": (i + 1) * seconds} for i in range(count)]
 options = {"language": "en", "beam_size": 1, "without_timestamps": True, "temperature": 0.0}
+gc.collect()
+gc.freeze()
 for line in sys.stdin:
     started = time.perf_counter()
     if line.strip() == "1":
@@ -93,6 +96,8 @@ class Ours:
         )
         self._speech, self._number = speech, 0
         self._params = SamplingParams(temperature=0, max_tokens=200)
+        gc.collect()
+        gc.freeze()  # as a replica does once it has started
         self.text = ""
 
     def transcribe(self, streams: int) -> float:

@@ -31,6 +31,9 @@ _MIN_POWER = 1e-10
 #: Frames that are computed at once, and neighboring frames on either side that share samples with
 #: them.
 _PART_FRAMES, _CONTEXT = 3000, _FRAME // HOP + 1
+#: OpenBLAS multiplies matrices with so many products (its interface/gemm.c) in the calling thread.
+#: With more its other threads spin for 20 ms afterwards, where the engine wants the processors.
+_MAX_PRODUCTS = 4 * 65_536
 
 
 def check_samples(samples: Any, param: str = "multi_modal_data") -> np.ndarray:
@@ -133,7 +136,10 @@ def _part_powers(samples: np.ndarray, num_mels: int, num_frames: int) -> np.ndar
     frames = np.lib.stride_tricks.sliding_window_view(centered, _FRAME)[::HOP][:num_frames]
     # In float64, as in `transformers`, for the precision of quiet frames.
     spectrum = np.abs(np.fft.rfft(frames * _window(), axis=1)) ** 2
-    mel = np.maximum(_MIN_POWER, spectrum @ _mel_filters(num_mels))
+    filters = _mel_filters(num_mels)
+    num_rows = max(1, _MAX_PRODUCTS // filters.size)
+    parts = [spectrum[i : i + num_rows] @ filters for i in range(0, len(spectrum), num_rows)]
+    mel = np.maximum(_MIN_POWER, np.concatenate(parts))
     return np.log10(mel).astype(np.float32)
 
 

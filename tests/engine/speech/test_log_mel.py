@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 import transformers as tf
@@ -94,3 +97,29 @@ def test_a_window_of_a_stretch_is_what_its_own_samples_give(seconds: float) -> N
     full = log_mel(samples, 80, len(powers) + 100)
     rebuilt = scale_window(powers, len(powers) + 100)
     assert np.abs(rebuilt - full).max() < 1e-6
+
+
+IDLE_THREADS = """
+import time
+from pathlib import Path
+import numpy as np
+from engine.multimodal.audio import log_mel
+
+def others_ticks():
+    stats = [path.read_text() for path in Path("/proc/self/task").glob("*/stat")]
+    fields = [stat.rpartition(")")[2].split() for stat in stats[1:]]
+    return sum(int(user) + int(system) for user, system in (each[11:13] for each in fields))
+
+before = others_ticks()
+for _ in range(10):
+    log_mel(np.ones(30 * 16_000, np.float32), 128, 3000)
+    time.sleep(0.02)
+print(others_ticks() - before)
+"""
+
+
+def test_features_take_no_other_threads_time() -> None:
+    """OpenBLAS's threads would spin for a while where the engine wants the processors."""
+    command = [sys.executable, "-c", IDLE_THREADS]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
+    assert done.stdout == "0\n"
