@@ -141,9 +141,10 @@ class ExpertLockstep:
     def _join_passes(self) -> None:
         while not self._closed.is_set():
             with self._turn:
-                self._turn.wait_for(lambda: not self._num_steps)
+                # A step that has begun never computes where its preparation, or one before, failed.
+                self._turn.wait_for(lambda: self._closed.is_set() or not self._num_steps)
                 stepped, self._has_stepped = self._has_stepped, False
-                if stepped and self._turn.wait_for(self._has_turn, _PAUSE_S):
+                if self._has_turn() or (stepped and self._turn.wait_for(self._has_turn, _PAUSE_S)):
                     continue
                 self._joins = True
             try:

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from threading import Thread
 from typing import Any
 from unittest.mock import Mock
 
@@ -251,6 +252,16 @@ def test_an_engine_that_computes_for_longer_than_the_others_wait_is_the_cause(
     with pytest.raises(EngineFault) as caught:
         lockstep.check()
     assert type(caught.value) is kind
+
+
+def test_an_engine_whose_begun_step_never_computes_still_closes() -> None:
+    lockstep = ExpertLockstep(Mock(), Mock(spec=RankGroup, size=2, rank=0), Mock())
+    lockstep.begin_step()  # and an earlier step fails: this one is skipped
+    lockstep.join()
+    closing = Thread(target=lockstep.close, daemon=True)
+    closing.start()
+    closing.join(10)
+    assert not closing.is_alive()
 
 
 def test_what_cannot_share_experts_is_refused_by_name() -> None:
