@@ -6,6 +6,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable
+from typing import NoReturn
 
 from engine.contract.errors import ConfigError, EngineFault, PeerFault
 from engine.devices.threads import JoinedThread
@@ -50,6 +51,8 @@ class ExpertLockstep:
     ) -> None:
         """`join_pass`: takes part in a forward pass of others. `memory`: of the group."""
         self.failure, self._is_peers, self.is_late = "", True, False
+        #: Whether a step of this engine failed by itself; None: none has failed.
+        self._failed_locally: bool | None = None
         self._began_at = self._waited_s = 0.0
         self._join_pass, self._group, self._memory = join_pass, group, memory
         self._ranks_per_engine = ranks_per_engine
@@ -91,12 +94,21 @@ class ExpertLockstep:
     def check(self) -> None:
         """Raise `EngineFault` once an engine of the group has ended: `PeerFault` if another."""
         if self.failure:
-            is_peers = self._is_peers and not self.is_late
+            is_peers = self._is_peers and not self.is_late and not self._failed_locally
             raise (PeerFault if is_peers else EngineFault)(self.failure)
 
-    def kind_of(self, error: Exception) -> type[EngineFault]:
-        """The kind of fault by which a step's error ends this engine."""
-        return PeerFault if isinstance(error, RankError) and not self.is_late else EngineFault
+    def end_by(self, error: Exception, reason: str) -> NoReturn:
+        """End the group by a step's error, with this sentence. Raises as `check`.
+
+        Only the first one tells whose fault it is: others follow from it.
+        """
+        if self._failed_locally is None:
+            self._failed_locally = not isinstance(error, RankError)
+            if self._failed_locally:  # whatever has been noticed since
+                self.failure = reason
+        self._fail(reason)
+        self.check()
+        raise EngineFault(reason)
 
     def refuse_sleep(self) -> None:
         """Raise `ConfigError`."""

@@ -110,13 +110,13 @@ class ExternalExecutor(UniProcExecutor):
             yield
         except Exception as error:
             self.worker.fail_ranks()
-            if self._lockstep is not None:
-                self._lockstep.check()
             group = self.worker.ranks or self.worker.expert_ranks
             missing = None if group is None else group.missing_rank
             who = f"Rank {self.worker.rank}" if missing is None else f"Rank {missing}"
-            kind = EngineFault if self._lockstep is None else self._lockstep.kind_of(error)
-            raise kind(f"{who} failed in step {step}: {error}") from error
+            reason = f"{who} failed in step {step}: {error}"
+            if self._lockstep is not None:
+                self._lockstep.end_by(error, reason)
+            raise EngineFault(reason) from error
 
     def resume(self) -> None:
         self.check_health()

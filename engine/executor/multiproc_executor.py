@@ -292,8 +292,6 @@ class MultiprocExecutor(UniProcExecutor):
         self.worker.fail_ranks()
         if self._ranks.watch.failure:
             raise EngineFault(f"{self._ranks.watch.failure} It was in step {step}.") from error
-        if self._lockstep is not None:
-            self._lockstep.check()
         reason = ""
         if isinstance(error, RankTimeout):
             reason = f"{error} It was to be of step {step}."
@@ -306,8 +304,7 @@ class MultiprocExecutor(UniProcExecutor):
             self._ranks.watch.fail(reason)
             raise EngineFault(self._ranks.watch.failure) from error
         if self._lockstep is not None and isinstance(error, Exception):
-            kind = self._lockstep.kind_of(error)
-            raise kind(f"A rank of the experts failed in step {step}: {error}") from error
+            self._lockstep.end_by(error, f"Step {step} failed: {error}")
 
     def resume(self) -> None:
         self.check_health()

@@ -48,6 +48,7 @@ from engine.multimodal.inputs import decode_tensors
 from engine.scheduler.plan import GrammarOutput, StepPlan
 from engine.speculative.interface import HeadPlan
 from engine.worker.interface import PendingStep
+from kernels.errors import RankError
 
 log = logging.getLogger(__name__)
 
@@ -257,8 +258,12 @@ class RankProcess:
     def _cast(self, command: str, body: tuple[Any, ...]) -> None:
         try:
             getattr(self, command)(*body)
-        except Exception:  # reported at the next reset, by the step's number
+        except Exception as error:  # reported at the next reset, by the step's number
             log.exception("%s failed", command)
+            if self._expert_memory is not None and not isinstance(error, RankError):
+                # No reset follows, see `MultiprocExecutor.resume`. The first rank must notice that
+                # one of its own is the cause, not an engine that shares experts with it.
+                os._exit(1)
             if body and isinstance(body[0], StepPlan):
                 self._failed_steps.append(body[0].step)
             elif command == "finish":

@@ -25,6 +25,11 @@ from engine.contract.messages import EXIT_PEER_FAULT, decode_replica_event
 from engine.distributed.memory import GATHER_TIMEOUT_S
 from engine.executor.expert_lockstep import ExpertLockstep
 from engine.executor.expert_peers import launched_rank
+from engine.executor.external_launcher import ExternalExecutor
+from engine.executor.multiproc_executor import MultiprocExecutor
+from engine.executor.rank_process import RankProcess
+from engine.executor.uniproc_executor import StepSkipped
+from kernels.errors import RankError
 from kernels.interface import RankGroup
 from tests.engine.families.conftest import checkpoint
 from tests.engine.ranks.test_tensor_parallel import running
@@ -262,6 +267,47 @@ def test_an_engine_whose_begun_step_never_computes_still_closes() -> None:
     closing.start()
     closing.join(10)
     assert not closing.is_alive()
+
+
+@pytest.mark.parametrize("executor", [ExternalExecutor, MultiprocExecutor])
+@pytest.mark.parametrize(
+    ("error", "kind"), [(MemoryError("own"), EngineFault), (RankError("others"), PeerFault)]
+)
+def test_an_engine_whose_own_step_fails_blames_no_other(
+    executor: type[ExternalExecutor | MultiprocExecutor],
+    error: Exception,
+    kind: type[EngineFault],
+) -> None:
+    lockstep = ExpertLockstep(Mock(), Mock(spec=RankGroup, size=2, rank=0), Mock())
+    engine = Mock(spec=executor, worker=Mock(ranks=None), _lockstep=lockstep, _ranks=Mock())
+    engine._ranks.watch.failure = ""
+    engine.raise_failure = lambda *args: MultiprocExecutor.raise_failure(engine, *args)
+
+    def notice(*_: object) -> None:
+        lockstep._fail("A rank of the experts has failed")  # this engine has just ended the group
+
+    engine.worker.fail_ranks.side_effect = notice
+    for failed in (error, StepSkipped("an earlier step failed")):
+        with pytest.raises(EngineFault) as caught, executor.explain_failure(engine, 3):
+            raise failed
+        assert type(caught.value) is kind
+    with pytest.raises(EngineFault) as caught:  # as the engine resumes
+        lockstep.check()
+    assert type(caught.value) is kind
+
+
+def test_a_rank_that_fails_alone_ends_so_that_its_engine_blames_no_other(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    exits: list[int] = []
+    monkeypatch.setattr(os, "_exit", exits.append)
+    process = Mock(_failed_steps=[])
+    process.join_forward.side_effect = RankError("others")
+    RankProcess._cast(process, "join_forward", ())
+    assert (exits, process._loaded.fail_ranks.call_count) == ([], 1)
+    process.join_forward.side_effect = MemoryError("own")
+    RankProcess._cast(process, "join_forward", ())
+    assert exits == [1]
 
 
 def test_what_cannot_share_experts_is_refused_by_name() -> None:
