@@ -150,7 +150,7 @@ class TenantQuota:
         #: Free blocks that it used last, least recently used first; many are still cached.
         self.free = FreeBlockQueue(())
         #: Blocks with their hashes that are evicted before other cached ones, the next one first,
-        #: see `StateManager`; outdated ones are dropped when they surface.
+        #: see `StateManager`; outdated ones are dropped when they surface or are overwritten.
         self.superfluous: OrderedDict[Block, bytes] = OrderedDict()
         #: Likewise those that no prompt has returned to, the least recently used one first.
         self.unreturned: OrderedDict[Block, bytes] = OrderedDict()

@@ -477,5 +477,7 @@ class StateManager(SingleTypeManager):
         if not self.pool.num_free_blocks:
             # Only checkpoints that aren't written yet can occupy the block a sequence needs.
             self._drop(iter(self._pending[-1:]))
-        self._next_to_evict()
+        source, block = self._next_to_evict()
+        source.superfluous.pop(block, None)
+        source.unreturned.pop(block, None)
         return self.pool.get_new_blocks(1, quota)[0]

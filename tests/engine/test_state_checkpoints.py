@@ -439,6 +439,25 @@ def test_where_chats_part_is_not_evicted_first() -> None:
     assert hit == 160
 
 
+@pytest.mark.parametrize("turns", [(40,), (40, 80)])
+def test_of_a_state_that_another_tenant_has_overwritten_nothing_is_kept(
+    turns: tuple[int, ...],
+) -> None:
+    """Tenants that fill the pool one after the other."""
+    kv, states = make(64)
+    for index in range(400):
+        tenant = f"tenant {index // 100}"
+        kv.record_request(tenant, 1.0, 0.0, 1.0)
+        for turn, count in enumerate(turns):
+            tokens = list(range(100 * index, 100 * index + count))
+            sequence = Tokens(2 * index + turn, tokens, BlockHashes(tenant.encode()))
+            start(kv, sequence, tenant=tenant)
+            kv.start_step()
+            finish(kv, sequence, tenant)
+    for quota in states.pool.quotas:
+        assert {*quota.superfluous, *quota.unreturned} <= {*quota.free}
+
+
 def test_a_tenant_loses_its_own_superfluous_state_before_an_older_one() -> None:
     """Both have a prompt and then a chat's two turns; then one sends as much as the pool holds."""
     kv, _ = make(12)
