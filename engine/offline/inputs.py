@@ -279,14 +279,24 @@ def _check_uuids(uuids: Any, data: Any) -> None:
     kinds = data if isinstance(data, dict) else {}
     valid = isinstance(uuids, dict) and uuids.keys() <= kinds.keys()
     for kind, names in uuids.items() if valid else ():
-        names, items = (x if isinstance(x, list) else [x] for x in (names, kinds[kind]))
-        valid &= len(names) == len(items) and all(isinstance(x, str | None) for x in names)
+        names = names if isinstance(names, list) else [names]
+        valid &= len(names) == _num_items(kind, kinds[kind])
+        valid &= all(isinstance(name, str | None) for name in names)
     if not valid:
         raise InvalidRequest(
             "multi_modal_uuids must be a dict with a text or None for each item of "
             "multi_modal_data, by kind.",
             param="multi_modal_uuids",
         )
+
+
+def _num_items(kind: str, values: Any) -> int:
+    """Number of items of a kind of multi_modal_data."""
+    if kind == "video":
+        return len(values) if _are_videos(values) else 1
+    # A tuple may be a sound and its rate.
+    lists = (list, tuple) if kind == "image" else list
+    return len(values) if isinstance(values, lists) else 1
 
 
 def _with_media(
@@ -519,10 +529,14 @@ def _videos(values: Any) -> list[Video]:
     """
     if values is None:
         return []
-    is_list = isinstance(values, list) and all(
+    return [_video(value) for value in (values if _are_videos(values) else [values])]
+
+
+def _are_videos(values: Any) -> bool:
+    """Whether it is a list of videos: one of frames is a video."""
+    return isinstance(values, list) and all(
         isinstance(value, list | tuple | Video) or np.ndim(value) == 4 for value in values
     )
-    return [_video(value) for value in (values if is_list else [values])]
 
 
 def _video(value: Any) -> Video:

@@ -13,6 +13,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import msgspec
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -22,6 +23,7 @@ from engine.contract.errors import ConfigError, InvalidRequest, ModelLoadError
 from engine.multimodal.inputs import ANSWERS, PreparedPicture, PrepareRequest
 from engine.multimodal.placeholders import expand_placeholders
 from engine.multimodal.processor import MediaProcessor
+from engine.offline.inputs import _check_uuids
 from engine.system.worker_process import WorkerProcess
 from tests.engine.multimodal.models import FAMILIES, IMAGE_TOKEN, PLACEHOLDERS, expected, picture
 
@@ -305,6 +307,20 @@ def test_a_pictures_name_is_a_hint_and_its_content_tells_it_apart(
     for uuids in ("a", ["a"], [None]):
         named = [prompt | {"multi_modal_uuids": {"image": uuids}} for prompt in prompts]
         assert generate_tokens(llm, named) == expected_token_ids
+
+
+def test_names_are_counted_by_item_however_these_are_given() -> None:
+    frames = [picture(seed, 9, 9) for seed in (1, 2, 3)]
+    sound = np.zeros(160, dtype=np.float32), 16_000
+    for data, names in (
+        ({"image": tuple(frames)}, {"image": ["a", None, "c"]}),
+        ({"video": frames}, {"video": "a"}),  # one video
+        ({"video": [frames, frames]}, {"video": ["a", "b"]}),
+        ({"audio": sound}, {"audio": ["a"]}),
+    ):
+        _check_uuids(names, data)
+    with pytest.raises(InvalidRequest, match="each item"):
+        _check_uuids({"video": ["a", "b", "c"]}, {"video": frames})
 
 
 def test_limit_mm_per_prompt_bounds_the_pictures_of_a_prompt(
