@@ -63,11 +63,17 @@ def _wait_for_successors(group: list[Replica], timeout: float) -> None:
     old = {replica.incarnation for replica in group}
     while True:
         rows = list(group[0].served_model.replicas.filter(host=group[0].host))
+        if not rows:
+            raise Conflict(f"{group[0].replica_id} was removed in the meantime.")
         ready = [row for row in rows if row.state == ReplicaState.READY]
-        if len([row for row in ready if row.incarnation not in old]) >= len(group):
+        serving = [row for row in ready if row.incarnation in old]
+        if len(ready) - len(serving) >= len(group):
             return
-        if any(row.incarnation in old and not row.restart_of for row in ready):
+        if not all(row.restart_of for row in serving):
             raise Conflict("Their successors can't be started; the replicas serve on.")
+        if all(row.state == ReplicaState.FAILED for row in rows):  # restarted in their place
+            reason = " ".join(rows[0].detail.split())
+            raise Conflict(f"{rows[0].replica_id} can't be started again: {reason}")
         if time.monotonic() > deadline:
             raise ServiceUnavailable(f"Their successors are not ready after {timeout:.0f} s.")
         time.sleep(POLL_S)

@@ -125,6 +125,29 @@ def test_one_that_does_not_come_back_ends_it_before_the_next(
     assert supervised.drained_ids() == ["r1"]
 
 
+@pytest.mark.parametrize(
+    ("rows", "words"),
+    [
+        ({"state": "failed", "detail": "No memory."}, "r1 can't be started again: No memory"),
+        (None, "r1 was removed in the meantime"),
+    ],
+)
+def test_those_that_share_experts_and_do_not_come_back_end_it(
+    supervised: Supervised, rows: dict[str, str] | None, words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def turn(seconds: float) -> None:
+        if rows is None:
+            Replica.objects.all().delete()
+        else:
+            Replica.objects.update(incarnation="", **rows)
+
+    make(r1="ready", r2="ready")
+    ServedModel.objects.update(settings={"enable_expert_parallel": True}, num_replicas=2)
+    monkeypatch.setattr(rolling.time, "sleep", turn)
+    with pytest.raises(CommandError, match=words):
+        call_command("restart_model", "m", "--wait", "--timeout", "5")
+
+
 def test_time_ends(supervised: Supervised) -> None:
     make(r1="ready")
     with pytest.raises(CommandError, match="r1 is not ready again after 0 s"):
