@@ -243,7 +243,7 @@ class Supervisor:
             slots = [self.slots.get(slot.replica_id) for slot in current]
             if any(slot.failures for slot in slots if slot is not None):
                 # What an operator wanted to restart serves on; other settings replace it.
-                Replica.objects.filter(served_model=model).update(restart_of="")
+                Replica.objects.filter(served_model=model, host=self.node).update(restart_of="")
                 self._outdated -= {
                     self._beats[slot.replica_id].incarnation
                     for slot in old
