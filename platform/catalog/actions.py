@@ -167,17 +167,17 @@ def drain_replica(*, actor: Actor | User, replica: Replica) -> None:
     actor = require_operator(actor)
     if replica.state != ReplicaState.READY:
         raise Conflict(f"{replica.replica_id} is {replica.state}: only a ready one can be drained.")
-    model = replica.served_model
-    if model.managed and model.group_settings:
+    model, group = replica.served_model, Replica.objects.filter(pk=replica.pk)
+    if model.group_settings:
         group = model.replicas.filter(host=replica.host, state=replica.state)
-        with transaction.atomic():
-            for member in group:
-                log_action(actor, "replica.drain", member)
-            group.update(restart_of=F("incarnation"))
-        return
     with transaction.atomic():
-        log_action(actor, "replica.drain", replica)
-        send_control(replica.replica_id, "drain")  # on failure the audit row is rolled back too
+        for member in group:
+            log_action(actor, "replica.drain", member)
+        if model.managed and model.group_settings:
+            group.update(restart_of=F("incarnation"))
+            return
+        for member in group:
+            send_control(member.replica_id, "drain")  # on failure audit rows are rolled back too
 
 
 def sleep_model(*, actor: Actor | User, model: ServedModel, level: int = 1) -> list[Replica]:

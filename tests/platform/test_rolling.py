@@ -107,9 +107,14 @@ def test_one_node_of_those_that_share_experts_goes_at_a_time(supervised: Supervi
     assert all(ready >= 1 for _, ready in supervised.seen)
 
 
-def test_whoever_drains_one_that_shares_experts_drains_its_node(supervised: Supervised) -> None:
+@pytest.mark.parametrize("managed", [True, False])
+def test_whoever_drains_one_that_shares_experts_drains_its_node(
+    supervised: Supervised, managed: bool
+) -> None:
     make(r1="ready", r2="ready", r3="ready", r4="loading")
-    ServedModel.objects.update(settings={"enable_expert_parallel": True}, num_replicas=2)
+    ServedModel.objects.update(
+        settings={"enable_expert_parallel": True}, num_replicas=2, managed=managed
+    )
     Replica.objects.filter(replica_id="r3").update(host="b")
     drain_replica(actor=SYSTEM_ACTOR, replica=Replica.objects.get(replica_id="r2"))
     assert supervised.drained_ids() == ["r1", "r2"]
