@@ -292,10 +292,9 @@ class MediaPool:
             raise Overloaded("Too many bytes of files wait. Try again in a moment.")
 
         def ask() -> tuple[Answer, Future[None]]:
-            started = time.perf_counter()
-            answer = self._ask_worker(frame.pop(), timeout_s, kind)
+            answer, seconds = self._ask_worker(frame.pop(), timeout_s, kind)
             # In this thread, so that clients that have disconnected are charged too.
-            charge = charge_media(caller, seconds=time.perf_counter() - started)
+            charge = charge_media(caller, seconds=seconds)
             return answer, asyncio.run_coroutine_threadsafe(charge, loop)
 
         waiting[tenant] += size
@@ -307,10 +306,10 @@ class MediaPool:
         await asyncio.shield(asyncio.wrap_future(charged))
         return answer
 
-    def _ask_worker(self, request: bytes, timeout_s: float, kind: str) -> Answer:
-        """Send a request to this thread's worker; each thread has one.
-
-        Raises `EngineUnavailable` if none starts.
+    def _ask_worker(self, request: bytes, timeout_s: float, kind: str) -> tuple[Answer, float]:
+        """Send a request to this thread's worker; each thread has one. Returns its answer, and the
+        seconds that it took, without the worker's start: another tenant's file may have ended the
+        one before. Raises `EngineUnavailable` if none starts.
         """
         worker: WorkerProcess | None = getattr(self._worker, "process", None)
         if worker is None or not worker.alive:
@@ -318,10 +317,12 @@ class MediaPool:
             # Not in the time of its first file.
             if worker.request(b"", START_TIMEOUT_S) is None:
                 raise EngineUnavailable("The process that reads media didn't start.")
+        started = time.perf_counter()
         answer = worker.request(request, CLOCK_FACTOR * timeout_s, timeout_s)
+        seconds = time.perf_counter() - started
         if answer is None:
-            return Refusal(f"The {kind} takes too much time or memory to be read.")
-        return ANSWERS.decode(answer)
+            return Refusal(f"The {kind} takes too much time or memory to be read."), seconds
+        return ANSWERS.decode(answer), seconds
 
 
 async def _charge_fetched(caller: Caller, source: MediaSource, data: bytes) -> None:

@@ -210,10 +210,10 @@ async def test_a_tenants_waiting_files_have_bounded_bytes(monkeypatch: pytest.Mo
     release, pool = threading.Event(), MediaPool()
     loop, started = asyncio.get_running_loop(), asyncio.Queue[None]()
 
-    def ask_worker(*_: Any) -> PreparedDocument:
+    def ask_worker(*_: Any) -> tuple[PreparedDocument, float]:
         loop.call_soon_threadsafe(started.put_nowait, None)
         release.wait(10)
-        return PreparedDocument([])
+        return PreparedDocument([]), 1.0
 
     monkeypatch.setattr(pool, "_ask_worker", ask_worker)
     monkeypatch.setattr(media_pool, "TENANT_WAITING_BYTES", 1000)
@@ -241,10 +241,10 @@ async def test_a_waiting_file_whose_client_goes_away_takes_no_memory(
     release, pool = threading.Event(), MediaPool()
     loop, started = asyncio.get_running_loop(), asyncio.Queue[None]()
 
-    def ask_worker(*_: Any) -> Refusal:
+    def ask_worker(*_: Any) -> tuple[Refusal, float]:
         loop.call_soon_threadsafe(started.put_nowait, None)
         release.wait(10)
-        return Refusal("no sound")
+        return Refusal("no sound"), 1.0
 
     monkeypatch.setattr(pool, "_ask_worker", ask_worker)
     asking = [

@@ -10,6 +10,7 @@ import sys
 import threading
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -388,9 +389,9 @@ async def test_a_requests_pictures_wait_a_few_at_a_time_and_none_once_one_is_ref
 ) -> None:
     pool, counts = MediaPool(), [0]
 
-    def refuse(*arguments: Any) -> Refusal:
+    def refuse(*arguments: Any) -> tuple[Refusal, float]:
         counts.append(pool._preparers._jobs[CALLER.tenant])
-        return Refusal("no picture")
+        return Refusal("no picture"), 1.0
 
     monkeypatch.setattr(pool, "_ask_worker", refuse)
     sources = [
@@ -421,10 +422,37 @@ def test_a_workers_start_is_not_in_the_time_of_its_first_file(
     monkeypatch.setattr(media_pool, "_COMMAND", (sys.executable, "-c", _SLOW_TO_START))
     pool, file = MediaPool(), msgspec.msgpack.encode(Refusal("read"))
     try:
-        answer = pool._ask_worker(file, 2 / media_pool.CLOCK_FACTOR, "image")
+        answer, _ = pool._ask_worker(file, 2 / media_pool.CLOCK_FACTOR, "image")
     finally:
         pool._worker.process.close()
     assert answer == Refusal("read")
+
+
+async def test_a_tenant_is_charged_for_its_file_and_not_for_a_workers_start(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The one before may have ended by another tenant's file."""
+    now, charged = [0.0], []
+
+    class Worker:
+        alive = True
+
+        def __init__(self, *_: Any, **__: Any) -> None:
+            now[0] += 10
+
+        def request(self, frame: bytes, *_: float) -> bytes:
+            now[0] += 2 if frame else 30
+            return frame and msgspec.msgpack.encode(Refusal("no sound"))
+
+    async def charge(caller: Caller, *, seconds: float) -> None:
+        charged.append(seconds)
+
+    monkeypatch.setattr(media_pool, "WorkerProcess", Worker)
+    monkeypatch.setattr(media_pool, "time", SimpleNamespace(perf_counter=lambda: now[0]))
+    monkeypatch.setattr(media_pool, "charge_media", charge)
+    with pytest.raises(InvalidRequest, match="no sound"):
+        await MediaPool().prepare_sound(b"RIFF", 80, 100, CALLER)
+    assert charged == [2]
 
 
 @pytest.mark.system
@@ -468,14 +496,13 @@ async def test_a_client_that_goes_away_is_charged_the_seconds_of_its_sound(
     pool, loop = MediaPool(), asyncio.get_running_loop()
     started_event, charged, go_on = asyncio.Event(), asyncio.Event(), threading.Event()
 
-    def read(*arguments: Any) -> Refusal:
+    def read(*arguments: Any) -> tuple[Refusal, float]:
         loop.call_soon_threadsafe(started_event.set)
         go_on.wait(120)
-        return Refusal("no sound")
+        return Refusal("no sound"), 1.5
 
     async def charge(caller: Caller, *, seconds: float) -> None:
-        assert caller is CALLER
-        assert seconds > 0
+        assert (caller, seconds) == (CALLER, 1.5)
         charged.set()
 
     monkeypatch.setattr(pool, "_ask_worker", read)
