@@ -43,4 +43,6 @@ def _parse_field(field: Field, text: str) -> Any:
     except ValidationError as error:
         messages = error.detail.values() if isinstance(error.detail, dict) else [error.detail]
         reason = " ".join(str(message) for items in messages for message in items)
+        if choices := getattr(getattr(field, "child", field), "choices", None):
+            reason += f" There are {', '.join(choices)}."
         raise argparse.ArgumentTypeError(reason) from error

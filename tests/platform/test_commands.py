@@ -176,7 +176,11 @@ def test_a_tenant_is_made_with_owner_and_limits(world: World) -> None:
         (("create_key", "--tenant", "nope"), "Tenants: acme, rival"),
         (
             ("create_key", "--tenant", "acme", "--scopes", "root"),
-            '--scopes: "root" is not a valid choice',
+            '--scopes: "root" is not a valid choice. There are inference, models:read, operator, ',
+        ),
+        (
+            ("set_budget", "--tenant", "acme", "--per", "year", "--tokens", "9"),
+            '--per: "year" is not a valid choice. There are day, week, month.',
         ),
         (
             ("create_key", "--tenant", "acme", "--max-running-requests", "0"),
