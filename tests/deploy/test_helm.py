@@ -15,6 +15,7 @@ from typing import Any
 import kubernetes_validate
 import pytest
 import yaml
+from django.core.management import get_commands, load_command_class
 
 from tests.deploy import golden
 from tests.deploy.helm import CHART, HELM, helm
@@ -383,6 +384,15 @@ def test_the_commands_and_the_variables_are_quires_own() -> None:
         ours = {variable for variable in variables if variable.startswith("QUIRE_")}
         assert ours <= DECLARED_VARIABLES, name
         assert ours >= {"QUIRE_DATA_DIR", "QUIRE_STORAGE_DIR", "QUIRE_CACHE_DIR"}, name
+
+
+def test_the_commands_that_are_shown_after_an_installation_are_taken() -> None:
+    notes = (CHART / "templates" / "NOTES.txt").read_text()
+    commands = [line.split() for line in re.findall(r"manage\.py (.+)", notes)]
+    assert len(commands) == 2
+    for name, *words in commands:
+        command: Any = load_command_class(get_commands()[name], name)
+        command.create_parser("manage.py", name).parse_args(words)
 
 
 def test_a_pool_has_the_pods_of_gateways_and_models_at_their_gateways_port() -> None:
