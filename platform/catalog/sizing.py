@@ -138,8 +138,9 @@ def weight_bytes(checkpoint: Checkpoint, config: EngineConfig) -> int:
         return int(checkpoint.nbytes * _loaded_share(checkpoint, config))
     stored_bits = BITS.get(checkpoint.dtype, 16)
     rest = checkpoint.nbytes - floats * stored_bits // 8
-    # A float32 model keeps 16-bit weights as they are.
-    loaded_bits = min(stored_bits, _KV_BITS.get(config.dtype, stored_bits))
+    loaded_bits = _KV_BITS.get(config.dtype, stored_bits)
+    if config.model_impl != "transformers":  # a float32 model keeps 16-bit weights as they are
+        loaded_bits = min(stored_bits, loaded_bits)
     matrix_bits, table_bits = ROUNDED_BITS.get(config.quantization or "", (loaded_bits, None))
     table_bits = table_bits or loaded_bits
     values = checkpoint.matrix_values * matrix_bits + checkpoint.table_values * table_bits

@@ -64,6 +64,15 @@ def test_the_estimate_is_what_the_engine_takes() -> None:
         assert weight_bytes(checkpoint, config) == pytest.approx(payload["weights"], rel=0.06)
 
 
+def test_the_transformers_bridge_widens_the_weights_of_a_float32_model() -> None:
+    checkpoint = Checkpoint("X", "safetensors", 2048, 1, dtype="BF16", matrix_values=1024)
+
+    def nbytes(**settings: Any) -> int:
+        return weight_bytes(checkpoint, EngineConfig(dtype="float32", **settings))
+
+    assert (nbytes(), nbytes(model_impl="transformers")) == (2048, 4096)
+
+
 DENSE = {"num_hidden_layers": 3, "num_attention_heads": 4, "hidden_size": 64}
 
 
