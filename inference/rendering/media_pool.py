@@ -313,16 +313,27 @@ class MediaPool:
         """
         worker: WorkerProcess | None = getattr(self._worker, "process", None)
         if worker is None or not worker.alive:
-            worker = self._worker.process = WorkerProcess(_COMMAND, "media worker", nice=19)
-            # Not in the time of its first file.
-            if worker.request(b"", START_TIMEOUT_S) is None:
-                raise EngineUnavailable("The process that reads media didn't start.")
+            worker = self._worker.process = _start_worker()
         started = time.perf_counter()
         answer = worker.request(request, CLOCK_FACTOR * timeout_s, timeout_s)
         seconds = time.perf_counter() - started
         if answer is None:
             return Refusal(f"The {kind} takes too much time or memory to be read."), seconds
         return ANSWERS.decode(answer), seconds
+
+
+def _start_worker() -> WorkerProcess:
+    """Return one that takes files: its start isn't in the time of the first. Raises
+    `EngineUnavailable`.
+    """
+    message = "The process that reads media didn't start."
+    try:
+        worker = WorkerProcess(_COMMAND, "media worker", nice=19)
+    except OSError as error:
+        raise EngineUnavailable(message) from error
+    if worker.request(b"", START_TIMEOUT_S) is None:
+        raise EngineUnavailable(message)
+    return worker
 
 
 async def _charge_fetched(caller: Caller, source: MediaSource, data: bytes) -> None:

@@ -456,10 +456,16 @@ async def test_a_tenant_is_charged_for_its_file_and_not_for_a_workers_start(
 
 
 @pytest.mark.system
+@pytest.mark.parametrize("fails", [False, True])
 def test_a_worker_that_does_not_start_is_no_fault_of_the_file(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, fails: bool
 ) -> None:
+    def refuse(*_: Any, **__: Any) -> None:
+        raise OSError("no memory for another process")
+
     monkeypatch.setattr(media_pool, "_COMMAND", (sys.executable, "-c", "pass"))
+    if fails:
+        monkeypatch.setattr(media_pool, "WorkerProcess", refuse)
     with pytest.raises(EngineUnavailable, match="didn't start"):
         MediaPool()._ask_worker(b"x", 20, "image")
 
