@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from http.client import HTTPException
 from pathlib import Path
 from typing import Any
-from urllib.error import URLError
 from urllib.parse import unquote, urlsplit
 from urllib.request import HTTPRedirectHandler, Request, build_opener
 
@@ -66,10 +65,10 @@ class MediaAccess:
             )
 
     def check_host(self, url: str) -> None:
-        """Raise URLError if its host may not be asked."""
+        """Raise PermissionError if its host may not be asked."""
         hosts = [host.lower() for host in self.allowed_media_domains]
         if hosts and urlsplit(url).hostname not in hosts:
-            raise URLError("its host is none of allowed_media_domains")
+            raise PermissionError("its host is none of allowed_media_domains")
 
     def read_file(self, url: str) -> bytes:
         """Return the content of a `file:` address. Raises OSError or ValueError for one outside of
@@ -79,7 +78,7 @@ class MediaAccess:
         path = Path(unquote(parts.path)).resolve()
         folder = self.allowed_local_media_path
         if parts.netloc not in ("", "localhost") or not path.is_relative_to(Path(folder).resolve()):
-            raise URLError("it isn't in allowed_local_media_path")
+            raise PermissionError("it isn't in allowed_local_media_path")
         with path.open("rb") as file:
             return file.read(MAX_FILE_BYTES + 1)
 
@@ -159,7 +158,7 @@ def _read(url: str, kind: str, access: MediaAccess) -> bytes:
             data = _fetch(url, access)
         else:
             raise InvalidRequest(
-                f"The address of an {kind} must begin with data:, http:// or https://. Open files "
+                f"The address of the {kind} must begin with data:, http:// or https://. Open files "
                 "yourself, and pass PIL images as image_pil, or set allowed_local_media_path.",
                 param="messages",
             )
