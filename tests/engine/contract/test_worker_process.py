@@ -37,6 +37,7 @@ def start() -> Iterator[Callable[[], WorkerProcess]]:
         def start() -> WorkerProcess:
             worker = WorkerProcess((sys.executable, "-c", _PROGRAM), "test worker")
             stack.callback(worker.close)
+            assert worker.request(b"", 120) == b""  # its start takes processor time, too
             return worker
 
         yield start
