@@ -87,7 +87,12 @@ def _statm(field: int) -> int:
 
 
 class WorkerProcess:
-    """A running worker. Not thread-safe, except `kill`, which ends a wait in another thread."""
+    """A running worker. Not thread-safe, except `kill`, which ends a wait in another thread.
+
+    Attributes:
+        timed_out: whether it was killed because of a deadline.
+        processor_s: processors' time of the latest request, also of one that ended it.
+    """
 
     def __init__(self, command: str | tuple[str, ...], name: str, *, nice: int = 0) -> None:
         """Start it.
@@ -107,8 +112,7 @@ class WorkerProcess:
         path = os.pathsep.join(filter(None, (str(_ROOT), os.environ.get("PYTHONPATH"))))
         threads = {"OMP_NUM_THREADS": "1", "RAYON_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
         self._name = name
-        #: Whether it was killed because of a deadline.
-        self.timed_out = False
+        self.timed_out, self.processor_s = False, 0.0
         self._process = subprocess.Popen(
             command,
             stdin=subprocess.PIPE,
@@ -137,9 +141,10 @@ class WorkerProcess:
         timer = threading.Timer(timeout_s, self._kill_late)
         timer.daemon = True
         timer.start()
+        used_s = self._used_s()
         try:
             if max_processor_s is not None and self.alive:  # else its id may be another's
-                _limit_processor_time(self._process.pid, max_processor_s)
+                _limit_processor_time(self._process.pid, used_s + max_processor_s)
             write_frame(_pipe(self._process.stdin), frame)
             answer = read_frame(_pipe(self._process.stdout))
         except (OSError, ValueError) as error:  # ValueError: the answer is too large to be read
@@ -147,12 +152,21 @@ class WorkerProcess:
             answer = None
         finally:
             timer.cancel()
+        self.processor_s = max(0.0, self._used_s() - used_s)
         if answer is None:
             self.close()
             if self._process.returncode == -signal.SIGXCPU:
                 log.warning("A %s was killed at its limit of processor time.", self._name)
                 self.timed_out = True
         return answer
+
+    def _used_s(self) -> float:
+        """Seconds of its processors' time; 0 once it is reaped."""
+        if self._process.returncode is not None:
+            return 0.0
+        with open(f"/proc/{self._process.pid}/stat", encoding="ascii") as file:
+            user, system = file.read().rpartition(")")[2].split()[11:13]
+        return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
 
     def _kill_late(self) -> None:
         log.warning("A %s was killed at its time limit.", self._name)
@@ -175,15 +189,12 @@ class WorkerProcess:
                     log.debug("Closing the pipe of a %s: %s", self._name, error)
 
 
-def _limit_processor_time(pid: int, more_s: float) -> None:
-    """Have Linux end a process (SIGXCPU) once it has used so much more processor time.
+def _limit_processor_time(pid: int, seconds: float) -> None:
+    """Have Linux end a process (SIGXCPU) once it has used so much processor time.
 
     Raises OSError if it is gone.
     """
-    with open(f"/proc/{pid}/stat", encoding="ascii") as file:
-        user, system = file.read().rpartition(")")[2].split()[11:13]
-    used_s = (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
-    limit = math.ceil(used_s + more_s)
+    limit = math.ceil(seconds)
     _, hard = resource.prlimit(pid, resource.RLIMIT_CPU)
     if hard != resource.RLIM_INFINITY:
         limit = min(limit, hard)

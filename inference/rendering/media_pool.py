@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import threading
-import time
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
@@ -308,18 +307,17 @@ class MediaPool:
 
     def _ask_worker(self, request: bytes, timeout_s: float, kind: str) -> tuple[Answer, float]:
         """Send a request to this thread's worker; each thread has one. Returns its answer, and the
-        seconds that it took, without the worker's start: another tenant's file may have ended the
-        one before. Raises `EngineUnavailable` if none starts.
+        seconds of processor time that it took: neither the worker's start, as another tenant's file
+        may have ended the one before, nor waits. Raises `EngineUnavailable` if none starts.
         """
         worker: WorkerProcess | None = getattr(self._worker, "process", None)
         if worker is None or not worker.alive:
             worker = self._worker.process = _start_worker()
-        started = time.perf_counter()
         answer = worker.request(request, CLOCK_FACTOR * timeout_s, timeout_s)
-        seconds = time.perf_counter() - started
         if answer is None:
-            return Refusal(f"The {kind} takes too much time or memory to be read."), seconds
-        return ANSWERS.decode(answer), seconds
+            refusal = Refusal(f"The {kind} takes too much time or memory to be read.")
+            return refusal, worker.processor_s
+        return ANSWERS.decode(answer), worker.processor_s
 
 
 def _start_worker() -> WorkerProcess:

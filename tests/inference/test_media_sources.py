@@ -10,7 +10,6 @@ import sys
 import threading
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -432,23 +431,22 @@ async def test_a_tenant_is_charged_for_its_file_and_not_for_a_workers_start(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The one before may have ended by another tenant's file."""
-    now, charged = [0.0], []
+    charged = []
 
     class Worker:
         alive = True
 
         def __init__(self, *_: Any, **__: Any) -> None:
-            now[0] += 10
+            self.processor_s = 0.0
 
         def request(self, frame: bytes, *_: float) -> bytes:
-            now[0] += 2 if frame else 30
+            self.processor_s = 2.0 if frame else 30.0
             return frame and msgspec.msgpack.encode(Refusal("no sound"))
 
     async def charge(caller: Caller, *, seconds: float) -> None:
         charged.append(seconds)
 
     monkeypatch.setattr(media_pool, "WorkerProcess", Worker)
-    monkeypatch.setattr(media_pool, "time", SimpleNamespace(perf_counter=lambda: now[0]))
     monkeypatch.setattr(media_pool, "charge_media", charge)
     with pytest.raises(InvalidRequest, match="no sound"):
         await MediaPool().prepare_sound(b"RIFF", 80, 100, CALLER)

@@ -46,13 +46,16 @@ def start() -> Iterator[Callable[[], WorkerProcess]]:
 def test_time_in_which_others_have_the_processors_does_not_count(
     start: Callable[[], WorkerProcess],
 ) -> None:
-    assert start().request(b"time.sleep(2.5)", 120, 0.5) == b"time.sleep(2.5)"
+    worker = start()
+    assert worker.request(b"time.sleep(2.5)", 120, 0.5) == b"time.sleep(2.5)"
+    assert worker.processor_s < 1
 
 
 def test_each_request_has_the_whole_processor_time(start: Callable[[], WorkerProcess]) -> None:
     worker = start()
     for _ in range(3):
         assert worker.request(b"burn(0.8)", 120, 1) == b"burn(0.8)"
+        assert worker.processor_s == pytest.approx(0.8, abs=0.2)
 
 
 def test_a_worker_ends_at_its_limit_of_processor_time(
@@ -63,6 +66,7 @@ def test_a_worker_ends_at_its_limit_of_processor_time(
         assert worker.request(b"burn(1e9)", 120, 0.5) is None
     assert worker.timed_out
     assert not worker.alive
+    assert worker.processor_s >= 0.4
     assert "limit of processor time" in caplog.text
 
 
