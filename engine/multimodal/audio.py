@@ -31,8 +31,9 @@ _MIN_POWER = 1e-10
 #: Frames that are computed at once, and neighboring frames on either side that share samples with
 #: them.
 _PART_FRAMES, _CONTEXT = 3000, _FRAME // HOP + 1
-#: OpenBLAS multiplies matrices with so many products (its interface/gemm.c) in the calling thread.
-#: With more its other threads spin for 20 ms afterwards, where the engine wants the processors.
+#: Maximum multiplications of a matrix product that OpenBLAS runs in the calling thread alone (its
+#: interface/gemm.c). For larger ones it wakes other threads, which then spin for some 20 ms on
+#: processors that the engine needs.
 _MAX_PRODUCTS = 4 * 65_536
 
 

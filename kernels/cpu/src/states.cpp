@@ -33,8 +33,8 @@ inline __attribute__((always_inline)) void for_saves(const StateRows& of, int64_
   }
 }
 
-// Copies a state that isn't read soon past the caches: it would replace what is, and each line of
-// its place be read before it's written.
+// Copies a state with stores that bypass the caches. Nothing reads the copy soon, and ordinary stores
+// would evict lines that are in use and first read those that they overwrite.
 void save_state(void* to, const void* from, size_t bytes) {
 #if defined(QUIRE_AVX512) || defined(QUIRE_AVX2)
   const size_t line = sizeof(__m256i);
@@ -47,7 +47,7 @@ void save_state(void* to, const void* from, size_t bytes) {
     }
     std::memcpy(static_cast<char*>(to) + whole, static_cast<const char*>(from) + whole,
                 bytes - whole);
-    _mm_sfence();  // before other threads are told that it's written
+    _mm_sfence();  // other threads may read the copy after this call
     return;
   }
 #endif
