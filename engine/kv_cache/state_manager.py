@@ -7,7 +7,8 @@ block when they pass that token, so no step is split or added for it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
 
@@ -117,6 +118,21 @@ class CheckpointedSequence:
     latest: tuple[Block, bytes] | None = None
     previous: CheckpointedSequence | None = None
     repeats_output: bool | None = None
+
+
+def _first_current(
+    queue: OrderedDict[Block, bytes], source: TenantQuota, is_current: Callable[[int], bool]
+) -> Block | None:
+    """Return the first block of a tenant's queue that is free, has the key that it was queued with,
+    and whose number `is_current`; those before it leave the queue.
+    """
+    while queue:
+        block, key = next(iter(queue.items()))
+        is_free = block.ref_count == 0 and block.charged_to is source
+        if is_free and block.block_hash == key and is_current(block.block_id):
+            return block
+        del queue[block]
+    return None
 
 
 class StateManager(SingleTypeManager):
@@ -292,13 +308,13 @@ class StateManager(SingleTypeManager):
             return True
         if self._num_started - self._used_at[first.block_id] > IDLE_GAPS * self._mean_gap:
             return True
-        while is_returned_to and source.unreturned:
-            block, key = next(iter(source.unreturned.items()))
-            is_unused = block.ref_count == 0 and not self._is_returned_to[block.block_id]
-            if is_unused and block.block_hash == key and block.charged_to is source:
+        if is_returned_to:
+            block = _first_current(
+                source.unreturned, source, lambda number: not self._is_returned_to[number]
+            )
+            if block is not None:
                 self.pool.evict_first(block)
                 return True
-            del source.unreturned[block]  # evicted, or used again
         return False
 
     def _next_to_evict(self) -> tuple[TenantQuota, Block]:
@@ -309,13 +325,12 @@ class StateManager(SingleTypeManager):
         first = next(iter(source.free))
         if first.block_hash is None:
             return source, first
-        while source.superfluous:
-            block, key = next(iter(source.superfluous.items()))
-            is_idle = block.ref_count == 0 and self._used_at[block.block_id] == float("-inf")
-            if is_idle and block.block_hash == key and block.charged_to is source:
-                self.pool.evict_first(block)
-                return source, block
-            del source.superfluous[block]  # evicted, or used again
+        block = _first_current(
+            source.superfluous, source, lambda number: self._used_at[number] == float("-inf")
+        )
+        if block is not None:
+            self.pool.evict_first(block)
+            return source, block
         return source, first
 
     def _record_use(self, checkpoint: Block, is_returned_to: bool) -> None:
