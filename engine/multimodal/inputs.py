@@ -6,6 +6,7 @@ import hashlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote, urlsplit
 
 import msgspec
 import numpy as np
@@ -64,6 +65,22 @@ def decode_tensors(data: bytes) -> dict[str, np.ndarray]:
 def media_digest(kind: str, encoded: bytes) -> bytes:
     """Return the sha256 of a kind of media and an item's encoded tensors."""
     return hashlib.sha256(kind.encode() + b"\0" + encoded).digest()
+
+
+def path_of_file_url(url: str, folder: Path) -> Path:
+    """Return the regular file in a folder, or below it, that a `file:` URL names.
+
+    Raises PermissionError; the same outside of the folder whether or not there is a file.
+    """
+    try:
+        parts = urlsplit(url)
+        path = Path(unquote(parts.path)).resolve(strict=True)
+        is_inside = path.is_relative_to(folder.resolve()) and path.is_file()
+    except (OSError, ValueError, RuntimeError):  # RuntimeError: a loop of symbolic links
+        is_inside = False
+    if not is_inside or parts.netloc not in ("", "localhost"):
+        raise PermissionError("it isn't a file in allowed_local_media_path")
+    return path
 
 
 def folder_version(folder: str | Path) -> str:

@@ -10,10 +10,11 @@ from dataclasses import dataclass
 from http.client import HTTPException
 from pathlib import Path
 from typing import Any
-from urllib.parse import unquote, urlsplit
+from urllib.parse import urlsplit
 from urllib.request import HTTPRedirectHandler, Request, build_opener
 
 from engine.contract.errors import ConfigError, InvalidRequest
+from engine.multimodal.inputs import path_of_file_url
 from engine.multimodal.processor import open_image
 from engine.multimodal.video_files import read_video
 
@@ -71,15 +72,8 @@ class MediaAccess:
             raise PermissionError("its host is none of allowed_media_domains")
 
     def read_file(self, url: str) -> bytes:
-        """Return the content of a `file:` address. Raises OSError or ValueError for one outside of
-        the folder; it doesn't reveal whether that exists.
-        """
-        parts = urlsplit(url)
-        path = Path(unquote(parts.path)).resolve()
-        folder = self.allowed_local_media_path
-        if parts.netloc not in ("", "localhost") or not path.is_relative_to(Path(folder).resolve()):
-            raise PermissionError("it isn't in allowed_local_media_path")
-        with path.open("rb") as file:
+        """Return the content of a `file:` address. Raises OSError for one outside of the folder."""
+        with path_of_file_url(url, Path(self.allowed_local_media_path)).open("rb") as file:
             return file.read(MAX_FILE_BYTES + 1)
 
 

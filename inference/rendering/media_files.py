@@ -9,12 +9,12 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import IO
-from urllib.parse import unquote, urlsplit
 
 from django.conf import settings
 
 from common.outbound_http import OutboundRequestBlocked, fetch
 from engine.contract.errors import InvalidRequest
+from engine.multimodal.inputs import path_of_file_url
 from inference.rendering.media_sources import MediaSource
 from storage.blobs import open_blob
 
@@ -51,21 +51,13 @@ def read_source(source: MediaSource, max_bytes: int | None = None) -> tuple[byte
 def _local_path(source: MediaSource) -> Path:
     """The path of a `file:` URL. Raises `InvalidRequest` unless the operator allows it."""
     folder = settings.QUIRE.allowed_local_media_path
-    refusal = InvalidRequest("The file of this address may not be read.", param=source.param)
     try:
-        parts = urlsplit(source.url)
-        path = Path(unquote(parts.path)).resolve(strict=True)
-    except (OSError, ValueError, RuntimeError):  # RuntimeError: a loop of symbolic links
-        raise refusal from None
-    # The error doesn't reveal whether a file outside of the folder exists.
-    if (
-        folder is None
-        or parts.netloc not in ("", "localhost")
-        or not path.is_relative_to(folder)
-        or not path.is_file()
-    ):
-        raise refusal
-    return path
+        if folder is None:
+            raise PermissionError
+        return path_of_file_url(source.url, folder)
+    except PermissionError:
+        message = "The file of this address may not be read."
+        raise InvalidRequest(message, param=source.param) from None
 
 
 def _read_file(open_file: Callable[[], IO[bytes]], param: str, limit: int) -> bytes:

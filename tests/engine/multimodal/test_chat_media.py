@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import os
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -142,7 +143,8 @@ def test_a_chat_reads_pictures_of_the_allowed_folder(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "path", ["/secret", "/open/../secret", "/open/%2e%2e/secret", "/open/link", "/missing"]
+    "path",
+    ["/secret", "/open/../secret", "/open/%2e%2e/secret", "/open/link", "/missing", "/open/pipe"],
 )
 def test_no_file_outside_of_the_allowed_folder_is_read(tmp_path: Path, path: str) -> None:
     folder = tmp_path / "open"
@@ -150,12 +152,13 @@ def test_no_file_outside_of_the_allowed_folder_is_read(tmp_path: Path, path: str
     (folder / "sound").write_bytes(b"sound")
     (tmp_path / "secret").write_bytes(b"secret")
     (folder / "link").symlink_to(tmp_path / "secret")
+    os.mkfifo(folder / "pipe")  # opening it would wait for a writer
     access = MediaAccess(str(folder))
     for prefix in (f"file://{folder}", f"file:{folder}", f"file://localhost{folder}"):
         assert read(f"{prefix}/sound", access) == b"sound"
-    with pytest.raises(InvalidRequest, match="be read: it isn't in allowed_local_media_path"):
+    with pytest.raises(InvalidRequest, match="it isn't a file in allowed_local_media_path"):
         read(f"file://{tmp_path}{path}", access)
-    with pytest.raises(InvalidRequest, match="be read: it isn't in allowed_local_media_path"):
+    with pytest.raises(InvalidRequest, match="it isn't a file in allowed_local_media_path"):
         read(f"file://elsewhere{folder}/sound", access)
     with pytest.raises(InvalidRequest, match="or set allowed_local_media_path"):
         read(f"file://{folder}/sound", MediaAccess())
