@@ -214,6 +214,7 @@ class LoadBuffer:
 
 #: Number of floats read at once: the memory that a load needs besides the packed weights.
 _SLICE_BYTES = 4 << 20
+#: Dtypes of 16 bits by their names in a checkpoint.
 _HALVES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 #: For matrices of several formats in one layer: 8 bits hold any format of fewer bits.
 _MIXED_GROUP = 32
