@@ -58,8 +58,8 @@ TENANT_WAITING_BYTES = 512 << 20
 PREPARE_TIMEOUTS_S = {"image": 20.0, "audio": 20.0, "video": 60.0, "document": 60.0}
 #: The same for an audio file, which may be hours long.
 SOUND_TIMEOUT_S = 120.0
-#: The limit by the clock is so many times as much, for a file that waits rather than computes: engines
-#: go first where they keep the processors busy.
+#: The limit by the clock is so many times as much: a file waits where engines, which go first, keep
+#: the processors busy.
 CLOCK_FACTOR = 5
 #: Seconds by the clock for a worker to start.
 START_TIMEOUT_S = 120.0
