@@ -30,12 +30,12 @@ NAMES = {
         "InputRegistry LLMInputs"
     ),
     "engine.offline.compat": (
-        "AttentionConfig CompilationConfig SequenceData UsageContext init_logger random_uuid"
+        "AttentionConfig CompilationConfig SequenceData UsageContext init_logger random_uuid "
+        "set_random_seed"
     ),
     "engine.offline.outputs": "ClassificationOutput EmbeddingOutput PoolingOutput ScoringOutput",
-    "engine.offline.torch_compat": "AttentionBackendEnum set_random_seed",
     "engine.worker.gpu.graph_dispatcher": "CUDAGraphMode",
-    "kernels.attention.registry": "register_backend",
+    "kernels.attention.registry": "AttentionBackendEnum register_backend",
 }
 #: vLLM's earlier name or its base class -> the name here.
 ALIASES = {"StatLoggerBase": "StatLogger", "SupportsVision": "SupportsMultiModal"}

@@ -1,8 +1,9 @@
-"""Small things of vLLM's that its programs import and that need no torch."""
+"""Small things of vLLM's that its programs import."""
 
 from __future__ import annotations
 
 import logging
+import random
 import uuid
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -48,3 +49,17 @@ def init_logger(name: str) -> logging.Logger:
 def random_uuid() -> str:
     """Return a random id for a request."""
     return uuid.uuid4().hex
+
+
+def set_random_seed(seed: int | None) -> None:
+    """Seed Python's, NumPy's and torch's global generators; None leaves them alone.
+
+    The engine uses none of these: a request's random numbers follow from its own seed.
+    """
+    import numpy
+    import torch
+
+    if seed is not None:
+        random.seed(seed)
+        numpy.random.seed(seed)
+        torch.manual_seed(seed)

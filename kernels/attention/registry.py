@@ -295,6 +295,8 @@ BACKENDS["ROCM_ATTN"] = replace(
     about="TRITON_ATTN by the name that it has in vLLM on AMD's GPUs",
     vendors=("amd",),
 )
+#: The registered backends; a member may stand wherever a backend's name may.
+AttentionBackendEnum = enum.StrEnum("AttentionBackendEnum", {name: name for name in BACKENDS})  # type: ignore[misc]
 
 PRIORITY: dict[str, tuple[str, ...]] = {
     "cuda": (
