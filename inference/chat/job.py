@@ -10,7 +10,7 @@ from django.conf import settings
 from engine.contract.errors import InvalidRequest
 from engine.contract.messages import ModelInfo
 from engine.contract.sampling_params import SamplingParams
-from engine.text import Tokenizer
+from engine.text.tokenizer import Tokenizer
 from inference.chat.parsers import ModelParsers, OutputParserConfig, build_constraint
 from inference.chat.reasoning import (
     prompt_opens_reasoning,

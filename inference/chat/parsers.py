@@ -10,7 +10,7 @@ from engine.contract.errors import InvalidRequest
 from engine.contract.json_schema import InexactNumber, enforced_schema
 from engine.contract.sampling_params import ReasoningParams
 from engine.contract.structured_outputs import JSON_WHITESPACE, StructuredOutputsParams
-from engine.text import Tokenizer
+from engine.text.tokenizer import Tokenizer
 from inference.errors import UnsupportedField
 from inference.parsers.custom_tools import CustomToolCalls
 from inference.parsers.json_tools import JsonParser

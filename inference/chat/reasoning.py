@@ -7,7 +7,7 @@ from typing import Any
 from django.conf import settings
 
 from engine.contract.sampling_params import ReasoningParams
-from engine.text import Tokenizer
+from engine.text.tokenizer import Tokenizer
 from inference.chat.parsers import ModelParsers
 from inference.parsers.reasoning_parser import ReasoningMarkers, ReasoningParser
 from inference.schemas.chat import ChatRequest

@@ -7,7 +7,7 @@ from collections.abc import Container, Iterable, Sequence
 from typing import Any
 
 from engine.contract.messages import TokenLogprobs
-from engine.text import Tokenizer
+from engine.text.tokenizer import Tokenizer
 from inference.generation.output import OutputState, TokenEntry, TokenFormatter
 
 

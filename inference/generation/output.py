@@ -7,7 +7,9 @@ from dataclasses import dataclass, field
 
 from engine.contract.messages import TokenLogprobs
 from engine.contract.sampling_params import SamplingParams
-from engine.text import IncrementalDetokenizer, StopChecker, Tokenizer
+from engine.text.detokenizer import IncrementalDetokenizer
+from engine.text.stop_strings import StopChecker
+from engine.text.tokenizer import Tokenizer
 from inference.engine_client.mailbox import TokenChunk
 from metering.access import MAX_POINTS
 

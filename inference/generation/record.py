@@ -23,7 +23,7 @@ from metering.access import (
 )
 
 if TYPE_CHECKING:
-    from engine.text import Tokenizer
+    from engine.text.tokenizer import Tokenizer
     from inference.generation.generation import Generation
     from inference.request.job import Job
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from engine.contract.messages import MediaItem, ModelInfo
 from engine.multimodal.placeholders import expand_placeholders, locate_media
-from engine.text import Tokenizer
+from engine.text.tokenizer import Tokenizer
 from inference.rendering.media_pool import MediaOptions, get_media_pool
 from inference.rendering.media_sources import MediaSource
 from tenants.authentication import Caller

@@ -11,9 +11,9 @@ from django.conf import settings
 from engine.contract.errors import ContextLengthExceeded, InvalidRequest
 from engine.contract.messages import ModelInfo, gc_untracked
 from engine.contract.sampling_params import check_context
-from engine.text import Tokenizer, render_chat
-from engine.text.chat_template import render_chat_text
+from engine.text.chat_template import render_chat, render_chat_text
 from engine.text.jinja_sandbox import RenderLimits, TemplateLimit
+from engine.text.tokenizer import Tokenizer
 from inference.errors import UnsupportedField
 from inference.loop.offload import get_render_pool
 from inference.parsers.custom_tools import to_function_call

@@ -17,8 +17,8 @@ from adapters.store import fetch_content
 from common.object_storage import has_object_storage
 from engine.contract.errors import EngineUnavailable, InvalidRequest, ModelLoadError
 from engine.contract.lora import AdapterRef
-from engine.text import Tokenizer, load_tokenizer
 from engine.text.adapter_tokenizers import AdapterTokenizers
+from engine.text.tokenizer import Tokenizer, load_tokenizer
 from inference.loop.offload import get_render_pool
 
 logger = logging.getLogger(__name__)

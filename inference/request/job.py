@@ -15,8 +15,8 @@ from engine.contract.lora import AdapterRef
 from engine.contract.message_version import MESSAGE_VERSION
 from engine.contract.messages import EngineRequest, MediaItem, ModelInfo, PromptEmbeds
 from engine.contract.sampling_params import SamplingParams
-from engine.text import Tokenizer
 from engine.text.stop_strings import bad_word_ids
+from engine.text.tokenizer import Tokenizer
 from inference.loop.fair_dispatch import iterate_cooperatively
 from inference.loop.offload import get_render_pool
 from inference.request.context import RequestContext

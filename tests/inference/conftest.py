@@ -22,7 +22,7 @@ from catalog import access as catalog_access
 from catalog.models import DesiredState, ServedModel
 from common.db import run_in_db_thread
 from config.logging import build_formatter
-from engine.text import Tokenizer, load_tokenizer
+from engine.text.tokenizer import Tokenizer, load_tokenizer
 from inference.edge.handler import GatewayHandler
 from inference.engine_client.client import close_engine_client, get_engine_client
 from inference.generation import background

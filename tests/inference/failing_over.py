@@ -10,7 +10,8 @@ import pytest
 from engine.contract import messages as protocol
 from engine.contract import redis_keys
 from engine.contract.messages import ReplicaEvent
-from engine.text import Tokenizer, render_chat
+from engine.text.chat_template import render_chat
+from engine.text.tokenizer import Tokenizer
 from tests.fakes.fake_replica import FakeReplica
 from tests.inference.asgi_client import Exchange, chat_body
 from tests.inference.conftest import Gateway, generated_tokens, until

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from engine.contract.messages import EngineRequest, ErrorInfo, FlightRecord, TokenDelta
-from engine.text import Tokenizer
+from engine.text.tokenizer import Tokenizer
 from tests.fakes.fake_replica import FakeReplica, Sequence
 
 Script = Callable[[EngineRequest, int], list[int]]

@@ -10,7 +10,7 @@ import pytest
 
 from common.db import run_in_db_thread
 from engine.contract.lora import ADDED_TOKENS_FILE
-from engine.text import load_tokenizer
+from engine.text.tokenizer import load_tokenizer
 from tests.inference.adapter_requests import ask, cancelled_midway, chat, newcomer
 from tests.inference.asgi_client import AsgiClient
 from tests.inference.conftest import VOCAB, Gateway

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from pydantic import TypeAdapter
 
-from engine.text import Tokenizer
+from engine.text.tokenizer import Tokenizer
 from inference.edge.handler import GatewayHandler
 from tests.inference.asgi_client import AsgiClient, Reply, parse_events
 from tests.inference.conftest import Gateway

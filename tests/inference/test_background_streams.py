@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from django.utils import timezone
 
-from engine.text import Tokenizer
+from engine.text.tokenizer import Tokenizer
 from inference import work as queue
 from inference.api.responses.event_store import KEEP_ENDED_S, ResponseEventStore
 from inference.api.responses.output_items import DeliveredItemFilter, ResumeMismatch

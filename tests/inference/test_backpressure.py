@@ -6,7 +6,8 @@ import asyncio
 import json
 from typing import Any
 
-from engine.text import Tokenizer, render_chat
+from engine.text.chat_template import render_chat
+from engine.text.tokenizer import Tokenizer
 from tests.inference.asgi_client import chat_body, parse_events
 from tests.inference.conftest import Gateway, generated_tokens, until
 from tests.inference.scripted import byte_by_byte

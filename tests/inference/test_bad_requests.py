@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from pydantic import BaseModel
 
-from engine.text import Tokenizer
 from engine.text import tokenizer_backend as backend
+from engine.text.tokenizer import Tokenizer
 from tests.inference.asgi_client import Reply, chat_body
 from tests.inference.conftest import VOCAB, Gateway
 from tests.inference.scripted import byte_by_byte, says

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from engine.text import Tokenizer, render_chat
+from engine.text.chat_template import render_chat
+from engine.text.tokenizer import Tokenizer
 from tests.inference.asgi_client import Reply, chat_body
 from tests.inference.conftest import Gateway
 from tests.inference.scripted import ScriptedReplica, byte_by_byte, says

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from engine.text import Tokenizer
+from engine.text.tokenizer import Tokenizer
 from tests.inference.conftest import Gateway
 from tests.inference.scripted import ScriptedReplica
 

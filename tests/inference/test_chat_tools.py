@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from engine.text import Tokenizer
+from engine.text.tokenizer import Tokenizer
 from tests.inference.conftest import Gateway
 from tests.inference.scripted import byte_by_byte, says
 from tests.inference.tokenizer_folder import with_template

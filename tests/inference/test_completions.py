@@ -12,7 +12,8 @@ import torch
 from engine.contract.messages import EngineRequest
 from engine.contract.sampling_params import SamplingParams
 from engine.multimodal.inputs import decode_tensors
-from engine.text import Tokenizer, render_chat
+from engine.text.chat_template import render_chat
+from engine.text.tokenizer import Tokenizer
 from inference.engine_client import client
 from inference.engine_client.client import MAX_PLACED_PER_TICK, get_engine_client
 from inference.engine_client.redis_streams import InboxWriter

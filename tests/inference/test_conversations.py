@@ -11,7 +11,7 @@ from django.utils import timezone
 from openai.types.conversations import Conversation, ConversationItemList
 from openai.types.responses import CompactedResponse
 
-from engine.text import Tokenizer
+from engine.text.tokenizer import Tokenizer
 from inference import work as queue
 from inference.api.responses.runner import run_response
 from inference.engine_client.client import get_engine_client

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from engine.contract import messages as protocol
-from engine.text import Tokenizer
+from engine.text.tokenizer import Tokenizer
 from inference.engine_client.client import get_engine_client
 from tests.fakes.fake_replica import FakeReplica
 from tests.inference.conftest import Gateway, until

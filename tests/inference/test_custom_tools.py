@@ -12,7 +12,7 @@ from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import TypeAdapter
 
 from engine.contract.errors import InvalidRequest
-from engine.text import Tokenizer, load_tokenizer
+from engine.text.tokenizer import Tokenizer, load_tokenizer
 from inference.chat.parsers import OutputParserConfig, grammar_token_ids
 from inference.chat.turn import build_message
 from inference.parsers.custom_tools import parameters

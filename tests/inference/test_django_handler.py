@@ -8,7 +8,7 @@ from typing import Any
 from django.test import AsyncClient, AsyncRequestFactory
 from django.urls import resolve
 
-from engine.text import Tokenizer
+from engine.text.tokenizer import Tokenizer
 from tests.inference.asgi_client import AsgiClient, chat_body, parse_events
 from tests.inference.conftest import Gateway, until
 from tests.inference.scripted import says

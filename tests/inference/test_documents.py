@@ -16,7 +16,7 @@ from engine.contract.errors import InvalidRequest
 from engine.contract.messages import ModelInfo
 from engine.multimodal.documents import MAX_TEXT_CHARS
 from engine.multimodal.inputs import PreparedDocument, Refusal
-from engine.text import Tokenizer
+from engine.text.tokenizer import Tokenizer
 from inference.errors import Overloaded
 from inference.rendering import media_pool
 from inference.rendering.documents import read_documents

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from engine.contract.messages import EngineRequest
-from engine.text import Tokenizer
+from engine.text.tokenizer import Tokenizer
 from inference.schemas.base import IGNORED_HINTS, UNSUPPORTED
 from inference.schemas.chat import ChatRequest
 from inference.schemas.completions import CompletionRequest

@@ -15,7 +15,8 @@ from engine.contract import messages as protocol
 from engine.contract import redis_keys
 from engine.contract.messages import ErrorInfo, OutboxBatch, TokenDelta
 from engine.contract.replica_state import KVHandover, Numerics
-from engine.text import Tokenizer, render_chat
+from engine.text.chat_template import render_chat
+from engine.text.tokenizer import Tokenizer
 from inference.engine_client import failover
 from inference.engine_client.client import get_engine_client
 from inference.schemas.chat import ChatRequest

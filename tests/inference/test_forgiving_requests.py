@@ -9,7 +9,7 @@ import pytest
 
 from catalog import access
 from catalog.models import DesiredState, ServedModel
-from engine.text import Tokenizer
+from engine.text.tokenizer import Tokenizer
 from tests.inference.conftest import Gateway
 from tests.inference.scripted import says
 from tests.inference.tokenizer_folder import with_template

@@ -20,7 +20,7 @@ from websockets.exceptions import ConnectionClosed
 
 from config import uvicorn_server
 from config.uvicorn_server import CLOSE_REASON, GatewayServer, GatewayWebSocketProtocol
-from engine.text import Tokenizer
+from engine.text.tokenizer import Tokenizer
 from inference.api.audio import realtime
 from inference.api.audio.realtime import RealtimeConsumer
 from tests.inference.conftest import Gateway, until

@@ -14,7 +14,7 @@ from engine.contract import redis_keys
 from engine.contract.messages import EngineRequest, MediaItem
 from engine.contract.replica_state import KVHandover
 from engine.contract.sampling_params import SamplingParams
-from engine.text import Tokenizer
+from engine.text.tokenizer import Tokenizer
 from inference.engine_client.client import get_engine_client
 from inference.engine_client.failover import _base_request_ids
 from inference.engine_client.flight import Submission

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from llguidance import LLTokenizer
 
-from engine.text import Tokenizer, load_tokenizer
+from engine.text.tokenizer import Tokenizer, load_tokenizer
 from inference.chat.parsers import OutputParserConfig, grammar_token_ids
 from inference.chat.turn import build_message
 from inference.parsers.custom_tools import parameters

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from engine.text import Tokenizer
+from engine.text.tokenizer import Tokenizer
 from tests.inference.asgi_client import Reply
 from tests.inference.conftest import Gateway
 from tests.inference.scripted import says

@@ -16,7 +16,7 @@ import sys
 import config.asgi
 from django.urls import get_resolver
 get_resolver("inference.urls").url_patterns
-from engine.text import load_tokenizer
+from engine.text.tokenizer import load_tokenizer
 heavy = {"torch", "transformers", "triton", "numpy.distutils", "kernels"}
 heavy = (heavy | {"opentelemetry", "psycopg"}) & set(sys.modules)
 print(sorted(heavy))

@@ -22,7 +22,8 @@ from websockets.sync.client import ClientConnection, connect
 from websockets.typing import Origin
 
 from engine.contract import redis_keys
-from engine.text import Tokenizer, render_chat
+from engine.text.chat_template import render_chat
+from engine.text.tokenizer import Tokenizer
 from tests.inference import live
 from tests.inference.conftest import HIGH, LOW, generated_tokens
 from tests.waiting import free_port

@@ -24,7 +24,7 @@ from engine.contract import messages as protocol
 from engine.contract.lora import AdapterStatus
 from engine.contract.metrics import ENGINE_HISTOGRAMS, REQUEST_TOKENS, Histograms
 from engine.contract.replica_state import ProcessStats
-from engine.text import Tokenizer
+from engine.text.tokenizer import Tokenizer
 from inference.edge.handler import http_application
 from inference.edge.request_log import count_websockets
 from inference.metrics import flusher

@@ -9,7 +9,7 @@ import pytest
 from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import TypeAdapter
 
-from engine.text import Tokenizer
+from engine.text.tokenizer import Tokenizer
 from inference.api.responses.conversion import Messages
 from inference.api.responses.output_items import DeliveredItemFilter
 from tests.inference.conftest import Gateway

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from engine.contract.messages import TokenLogprobs
 from engine.contract.sampling_params import SamplingParams
-from engine.text import Tokenizer
+from engine.text.tokenizer import Tokenizer
 from inference.engine_client.mailbox import TokenChunk
 from inference.generation.output import OutputDelta, OutputState
 from tests.inference.tokenizer_folder import EOS

@@ -16,7 +16,7 @@ from channels.testing import WebsocketCommunicator
 from django.conf import settings as django_settings
 from django.contrib.auth import BACKEND_SESSION_KEY, HASH_SESSION_KEY, SESSION_KEY
 
-from engine.text import Tokenizer
+from engine.text.tokenizer import Tokenizer
 from inference.engine_client.client import get_engine_client
 from inference.generation.generation import Generation
 from inference.playground import _tokens_per_s

@@ -11,7 +11,7 @@ from asgiref.sync import sync_to_async
 
 from catalog import mcp_servers
 from catalog.models import McpServer
-from engine.text import Tokenizer
+from engine.text.tokenizer import Tokenizer
 from inference.playground_tools import MAX_ROUNDS
 from tenants.actors import SYSTEM_ACTOR
 from tests.fakes.mcp_server import serving, weather_tools

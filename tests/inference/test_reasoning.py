@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from engine.contract.sampling_params import ReasoningParams
-from engine.text import Tokenizer
+from engine.text.tokenizer import Tokenizer
 from inference.chat.reasoning import BUDGETS
 from tests.inference.conftest import Gateway
 from tests.inference.scripted import ScriptedReplica, byte_by_byte

@@ -7,7 +7,7 @@ from functools import partial
 import pytest
 
 from engine.contract.reasoning import ReasoningPhase, ReasoningState
-from engine.text import Tokenizer
+from engine.text.tokenizer import Tokenizer
 from inference.chat.parsers import OutputParserConfig
 from inference.chat.reasoning import reasoning_counter
 from inference.chat.turn import build_message

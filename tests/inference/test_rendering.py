@@ -16,8 +16,8 @@ import pytest
 
 from engine.contract.errors import ContextLengthExceeded, EngineUnavailable, InvalidRequest
 from engine.contract.messages import ModelInfo
-from engine.text import Tokenizer
 from engine.text.jinja_sandbox import RenderLimits, TemplateLimit
+from engine.text.tokenizer import Tokenizer
 from inference.errors import Overloaded
 from inference.loop import offload as fair_threads
 from inference.loop.offload import FairThreadPool, RenderPool

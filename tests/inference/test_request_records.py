@@ -10,7 +10,7 @@ from django.utils import timezone
 
 from common.db import run_in_db_thread
 from engine.contract.messages import FlightRecord
-from engine.text import Tokenizer
+from engine.text.tokenizer import Tokenizer
 from inference.generation import background
 from inference.generation.output import TokenTimeline
 from metering import request_log_writer as writer

@@ -14,7 +14,7 @@ from django.utils import timezone
 from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import TypeAdapter
 
-from engine.text import Tokenizer
+from engine.text.tokenizer import Tokenizer
 from inference import work as queue
 from inference.api.responses.runner import run_response
 from inference.api.responses.views import ResponseHandler

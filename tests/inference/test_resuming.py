@@ -17,7 +17,7 @@ import pytest
 
 from engine.contract.replica_state import Numerics
 from engine.contract.sampling_params import SamplingParams
-from engine.text import Tokenizer
+from engine.text.tokenizer import Tokenizer
 from inference.engine_client.client import get_engine_client
 from inference.generation import continuity
 from inference.generation.takeover import defer_settlement, request_fingerprint

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from engine.text import Tokenizer
+from engine.text.tokenizer import Tokenizer
 from tests.inference.conftest import Gateway
 
 CHAT = {"model": "fake", "messages": [{"role": "user", "content": "x"}], "max_tokens": 3}

@@ -10,7 +10,7 @@ import pytest
 from django.utils import timezone
 from openai.types.chat import ChatCompletion, ChatCompletionStoreMessage
 
-from engine.text import Tokenizer
+from engine.text.tokenizer import Tokenizer
 from storage.actions import remove_expired
 from storage.models import StoredCompletion
 from tests.inference.asgi_client import Reply

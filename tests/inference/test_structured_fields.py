@@ -10,7 +10,7 @@ import pytest
 
 from engine.contract.messages import EngineRequest, ErrorInfo, TokenDelta
 from engine.contract.structured_outputs import StructuredOutputsParams
-from engine.text import Tokenizer
+from engine.text.tokenizer import Tokenizer
 from tests.fakes.fake_replica import Sequence
 from tests.inference.conftest import Gateway
 from tests.inference.scripted import ScriptedReplica, byte_by_byte, says

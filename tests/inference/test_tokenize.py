@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from engine.text import Tokenizer, render_chat
+from engine.text.chat_template import render_chat
+from engine.text.tokenizer import Tokenizer
 from tests.inference.conftest import Gateway
 
 CHAT = [{"role": "user", "content": "hello there"}]

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from engine.text import Tokenizer
+from engine.text.tokenizer import Tokenizer
 from tests.inference.conftest import Gateway, generated_tokens
 from tests.inference.scripted import says
 from tests.inference.test_chat_tools import TOOL

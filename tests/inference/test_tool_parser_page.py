@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from llguidance import LLMatcher, LLTokenizer, grammar_from
 
-from engine.text import load_tokenizer
+from engine.text.tokenizer import load_tokenizer
 from inference.apps import check_gateway
 from inference.chat.parsers import OutputParserConfig, grammar_token_ids
 from inference.chat.turn import build_message

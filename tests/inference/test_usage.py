@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from engine.text import Tokenizer, render_chat
+from engine.text.chat_template import render_chat
+from engine.text.tokenizer import Tokenizer
 from inference.engine_client.client import get_engine_client
 from tests.fakes.fake_replica import FakeReplica
 from tests.inference.asgi_client import Exchange, chat_body

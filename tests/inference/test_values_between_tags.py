@@ -12,7 +12,7 @@ import pytest
 from llguidance import LLMatcher, LLTokenizer, grammar_from
 
 from engine.contract.errors import InvalidRequest
-from engine.text import Tokenizer, load_tokenizer
+from engine.text.tokenizer import Tokenizer, load_tokenizer
 from inference.chat.parsers import OutputParserConfig, grammar_token_ids
 from inference.chat.turn import build_message
 from inference.parsers.registry import tool_parsers

@@ -36,7 +36,7 @@ from engine.multimodal.inputs import (
     encode_tensors,
     media_digest,
 )
-from engine.text import Tokenizer
+from engine.text.tokenizer import Tokenizer
 from engine.text.tokenizer_files import read_generation_config
 from inference.api.audio.form import AudioForm
 from inference.api.audio.segments import Segment, WindowText, split_segments

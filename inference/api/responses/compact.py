@@ -13,7 +13,7 @@ from pydantic import Field, StringConstraints
 
 from common.files import new_id
 from engine.contract.errors import InvalidRequest, QuireError
-from engine.text import Tokenizer
+from engine.text.tokenizer import Tokenizer
 from inference.api.responses.conversation import KIND, encrypt_summary, load_conversation
 from inference.api.responses.conversion import to_stored_items, unsupported_fields
 from inference.api.responses.response import response_usage

@@ -7,7 +7,7 @@ import threading
 from pathlib import Path
 
 from engine.contract.messages import EngineRequest
-from engine.text import load_tokenizer
+from engine.text.tokenizer import load_tokenizer
 from tests.inference.scripted import ScriptedReplica
 from tests.inference.tokenizer_folder import EOS
 

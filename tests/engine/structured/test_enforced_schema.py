@@ -15,7 +15,7 @@ from engine.contract.json_schema import MAX_INTEGER, InexactNumber, enforced_sch
 from engine.contract.structured_outputs import JSON_WHITESPACE, StructuredOutputsParams
 from engine.structured_output.backend_llguidance import BadGrammar, build
 from engine.structured_output.grammar_spec import grammar_text, make_grammar_spec
-from engine.text import Tokenizer, load_tokenizer
+from engine.text.tokenizer import Tokenizer, load_tokenizer
 
 DEMO_MODEL = Path(__file__).resolve().parents[3] / "demo" / "model"
 

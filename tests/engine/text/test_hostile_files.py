@@ -15,7 +15,7 @@ import pytest
 
 from engine import LLM, SamplingParams
 from engine.contract.errors import EngineFault, InvalidRequest, ModelLoadError, QuireError
-from engine.text import render_chat
+from engine.text.chat_template import render_chat
 from engine.text.detokenizer import IncrementalDetokenizer
 from engine.text.jinja_sandbox import RenderLimits
 from engine.text.tokenizer import Tokenizer, load_tokenizer

@@ -12,8 +12,8 @@ from tokenizers import Tokenizer as Backend
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from engine.contract.errors import ContextLengthExceeded, InvalidRequest
-from engine.text import render_chat
 from engine.text import tokenizer_backend as backend
+from engine.text.chat_template import render_chat
 from engine.text.tokenizer import load_tokenizer
 from tests.engine.text import folders
 from tests.engine.text.conftest import BYTE_KINDS, KINDS
@@ -168,7 +168,7 @@ def test_truncation_and_padding_in_the_file_are_ignored(tmp_path):
 @pytest.mark.system
 def test_loading_needs_no_torch(folder_of):
     code = (
-        "import sys; from engine.text import load_tokenizer, render_chat;"
+        "import sys, engine.text.chat_template; from engine.text.tokenizer import load_tokenizer;"
         f"load_tokenizer({str(folder_of('byte_level'))!r}).encode('a', parse_special=False);"
         "assert not {'torch', 'transformers'} & set(sys.modules), 'heavy import'"
     )

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from engine.contract.messages import PoolingInfo
-from engine.text import Tokenizer
+from engine.text.tokenizer import Tokenizer
 from tests.fakes.fake_replica import FakeReplica
 from tests.inference.conftest import Gateway, until
 
