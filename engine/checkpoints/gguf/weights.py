@@ -102,12 +102,12 @@ class GGUFMatrix(DequantizedSource):
         block = types.BLOCKS[info.kind]
         self.shape = shape
         self.row_bytes = shape[1] * (_READ_BYTES if info.kind in READERS else block.nbytes)
-        self.source = types.name_of(info.kind)
+        dtype = _FLOATS.get(info.kind)
+        self.source = str(dtype or types.name_of(info.kind)).removeprefix("torch.")
         self.bits = 8 * block.nbytes // block.values
         self.quantized = info.kind in READERS
         self.integers = FORMATS.get(info.kind)
         self._kind, self._order = info.kind, order
-        dtype = _FLOATS.get(info.kind)
         if dtype is None:
             blocks = (shape[0], shape[1] // block.values, block.nbytes)
             self._raw = file.tensor(info.offset, torch.uint8, blocks)

@@ -7,9 +7,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from gguf import GGMLQuantizationType as Kind
 from safetensors.torch import load_file, save_file
 
 from engine import LLM, SamplingParams
+from tests.engine.gguf.files import everywhere, write_gguf
 from tests.engine.models import make_model
 
 
@@ -39,5 +41,18 @@ def test_halves_take_half_the_memory_and_give_the_same_bits(
     widened = {name: tensor.float() for name, tensor in rounded.items()}
     save_file(widened, floats / "model.safetensors", {"format": "pt"})
     (small, answers), (large, expected) = _answers(halves), _answers(floats)
+    assert answers == expected
+    assert small == large // 2
+
+
+def test_so_does_a_gguf_file(tmp_path: Path) -> None:
+    folder = make_model("llama", tmp_path / "model")
+    weights = load_file(folder / "model.safetensors")
+    rounded = {name: tensor.half().float() for name, tensor in weights.items()}
+    save_file(rounded, folder / "model.safetensors", {"format": "pt"})
+    files = [
+        write_gguf(folder, tmp_path / f"{k.name}.gguf", everywhere(k)) for k in (Kind.F16, Kind.F32)
+    ]
+    (small, answers), (large, expected) = map(_answers, files)
     assert answers == expected
     assert small == large // 2
