@@ -6,13 +6,11 @@ import base64
 import io
 import json
 import os
-import re
 import signal
 import sqlite3
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,7 +23,7 @@ from PIL import Image
 
 from engine.multimodal.documents import read_pdf
 from engine.multimodal.processor import open_image
-from engine.multimodal.worker import MEMORY_BYTES
+from tests.e2e.hostile_files import read_or_refused
 from tests.e2e.product import Product, product_pids, running
 from tests.engine.multimodal.hostile_pictures import hostile_pictures, pillow_pictures
 from tests.engine.multimodal.models import IMAGE_TOKEN, expected, llava, picture
@@ -344,45 +342,11 @@ def test_fault_17_addresses_that_may_not_be_read_are_refused_by_part(
     assert refused.value.param == "messages[0].content[1]"
 
 
-def read_or_refused(
-    seeing: Seeing, client: openai.OpenAI, files: Iterable[tuple[str, bytes]]
-) -> Counter[tuple[str, int]]:
-    """Send each file of (kind, bytes) in a chat, eight at a time; returns how many files of each
-    kind had the status 200, and how many 400 with the part's name.
-
-    Others raise, and so does memory beyond the bounds.
-    """
-    (gateway,) = product_pids(seeing.product, "manage.py\0up")
-    initial_peak_bytes = _peak_bytes(gateway)
-
-    def status(file: tuple[str, bytes]) -> tuple[str, int]:
-        kind, data = file
-        url = "data:image/png;base64," + base64.b64encode(data).decode()
-        parts: Any = [{"type": "text", "text": "x"}, {"image_url": url}]
-        try:
-            client.chat.completions.create(
-                model="llava", messages=[{"role": "user", "content": parts}], max_tokens=1
-            )
-        except openai.APIStatusError as refused:
-            if (refused.status_code, refused.param) != (400, "messages[0].content[1]"):
-                raise AssertionError(kind) from refused
-            return kind, 400
-        return kind, 200
-
-    with ThreadPoolExecutor(8) as threads:
-        statuses = Counter(threads.map(status, files))
-    workers = product_pids(seeing.product, "engine.multimodal.worker")
-    assert workers
-    assert max(map(_peak_bytes, workers)) < MEMORY_BYTES
-    assert _peak_bytes(gateway) - initial_peak_bytes < 300 << 20
-    return statuses
-
-
 @pytest.mark.parametrize("count", [40, pytest.param(1_000, marks=pytest.mark.slow)])
 def test_fault_36_hostile_pictures_are_read_or_refused_by_part_in_bounded_memory(
-    seeing: Seeing, client: openai.OpenAI, count: int
+    seeing: Seeing, count: int
 ) -> None:
-    statuses = read_or_refused(seeing, client, hostile_pictures(count))
+    statuses = read_or_refused(seeing.product, "llava", "image_url", hostile_pictures(count))
     assert statuses.total() == count
     assert statuses["bomb", 400]
     assert statuses["palette_with_alpha", 200]
@@ -390,10 +354,10 @@ def test_fault_36_hostile_pictures_are_read_or_refused_by_part_in_bounded_memory
 
 @pytest.mark.slow
 def test_fault_36_the_pictures_that_pillow_is_tested_with_harm_no_product(
-    seeing: Seeing, client: openai.OpenAI, tmp_path: Path
+    seeing: Seeing, tmp_path: Path
 ) -> None:
     files = (file for file in pillow_pictures(tmp_path) if len(file[1]) < 7 << 20)  # as base64
-    statuses = read_or_refused(seeing, client, files)
+    statuses = read_or_refused(seeing.product, "llava", "image_url", files)
     by_status = Counter(status for _, status in statuses.elements())
     assert by_status[200] > 600
     assert by_status[400] > 300
@@ -421,9 +385,3 @@ def test_a_killed_engine_goes_on_with_the_picture(seeing: Seeing, client: openai
             os.kill(pid, signal.SIGKILL)
     assert text == full_content
     assert product_pids(seeing.product, "engine.serving") != [pid]
-
-
-def _peak_bytes(pid: int) -> int:
-    """The most memory that a process has had."""
-    (peak,) = re.findall(r"VmHWM:\s+(\d+) kB", Path(f"/proc/{pid}/status").read_text())
-    return int(peak) << 10

@@ -12,7 +12,9 @@ import pytest
 
 from engine import LLM, SamplingParams
 from engine.multimodal.video_files import read_video
+from tests.e2e.hostile_files import read_or_refused
 from tests.e2e.product import running
+from tests.engine.multimodal.hostile_videos import hostile_videos
 from tests.engine.multimodal.models import qwen2_vl
 from tests.engine.multimodal.test_videos import WRAPPED, encoded
 
@@ -63,3 +65,17 @@ def test_chats_with_videos_say_what_the_engine_says_of_their_frames(tmp_path: Pa
             400,
             "messages[0].content[0]",
         )
+
+
+@pytest.mark.timeout(900)
+def test_fault_36_hostile_videos_are_read_or_refused_by_part_in_bounded_memory(
+    tmp_path: Path,
+) -> None:
+    qwen2_vl(tmp_path / "model")
+    flags = ("--model", str(tmp_path / "model"), "--served-model-name", "qwen")
+    with running(tmp_path, "--no-worker", *flags) as product:
+        statuses = read_or_refused(product, "qwen", "video_url", hostile_videos(504))
+    assert statuses.total() == 504
+    assert statuses["undamaged", 200] == statuses["many_frames", 200] == 28
+    for kind in ("bomb", "playlist", "audio_only"):
+        assert statuses[kind, 400] == 28
