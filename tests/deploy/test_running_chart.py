@@ -219,6 +219,7 @@ def _answers(url: str) -> bool:
         return False
 
 
+@pytest.mark.slow
 def test_no_stream_breaks_while_all_pods_are_replaced(cluster: Cluster) -> None:
     streams = ask_during(cluster, cluster.upgrade)
     assert streams >= 8

@@ -212,7 +212,8 @@ def test_fault_76_two_gateways_migrate_one_empty_database_at_once(
     assert service(UNIT)["TimeoutStartSec"] == "infinity"
 
 
-@pytest.mark.parametrize("count", [1200, pytest.param(5000, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("count", [1200, 5000])
 async def test_fault_76_a_gateways_unit_holds_thousands_of_connections(
     database_url: str, redis_url: str, tmp_path: Path, count: int
 ) -> None:

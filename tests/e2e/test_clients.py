@@ -87,6 +87,7 @@ def test_langchain(product: Product) -> None:
     assert process["structured"] == ["capital", "country"]
 
 
+@pytest.mark.slow
 def test_instructor(product: Product) -> None:
     process = python(product, "instructor_client.py")
     # While it grows every field may be missing: another schema, so perhaps another answer.
@@ -95,6 +96,7 @@ def test_instructor(product: Product) -> None:
         assert isinstance(person["adult"], bool)
 
 
+@pytest.mark.slow
 def test_pydantic_ai(product: Product) -> None:
     process = python(product, "pydantic_ai_client.py", AGENTS_PYTHON)
     assert "Paris" in process["chat"]

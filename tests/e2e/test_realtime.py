@@ -202,6 +202,7 @@ def test_a_wrong_key_is_told_why_and_closed(product: Product) -> None:
         assert closed.value.rcvd.code == 4401
 
 
+@pytest.mark.slow
 def test_an_engine_that_is_killed_changes_no_word(product: Product, speech: bytes) -> None:
     with connect(product) as socket:
         send(socket, "session.update", session=MANUAL)

@@ -48,7 +48,7 @@ def both(folder: Path, size: int = 2, **settings: Any) -> tuple[Any, Any]:
     [
         # Own heads, and few blocks; a norm over all heads, windows, and quantized weights.
         ("arcee", {"num_gpu_blocks_override": 6, "max_num_batched_tokens": 16}),
-        ("olmo3", {"quantization": "int8"}),
+        pytest.param("olmo3", {"quantization": "int8"}, marks=pytest.mark.slow),
     ],
 )
 def test_two_ranks_give_the_bits_of_one(

@@ -139,7 +139,7 @@ def expected_outputs(folder: Path, tokens: int, **settings: Any) -> list[Any]:
 @pytest.mark.parametrize(
     ("name", "options"),
     [
-        ("mixtral", {}),
+        pytest.param("mixtral", {}, marks=pytest.mark.slow),
         ("mixtral", {"tensor_parallel_size": 2}),
         # A latent's heads aren't split; an expert of all tokens is.
         pytest.param("deepseek_v3", {"tensor_parallel_size": 2}, marks=pytest.mark.slow),
