@@ -9,6 +9,7 @@ import contextlib
 import os
 import select
 import threading
+import time
 from collections import deque
 from dataclasses import dataclass
 from typing import Any
@@ -53,13 +54,15 @@ class ReplicaLog:
         with self._lock:
             self._waiting.append(line[:MAX_LINE_CHARS])
 
-    def flush(self) -> None:
-        """Write the queued lines. While Redis is down, the last `MAX_LINES` stay queued."""
+    def flush(self) -> bool:
+        """Write the queued lines, and return whether they are written. While Redis is down, the
+        last `MAX_LINES` stay queued.
+        """
         with self._lock:
             lines = list(self._waiting)
             self._waiting.clear()
         if not lines:
-            return
+            return True
         try:
             with self._redis.pipeline(transaction=False) as pipe:
                 for line in lines:
@@ -72,6 +75,8 @@ class ReplicaLog:
                 newer = list(self._waiting)
                 self._waiting.clear()
                 self._waiting.extend([*lines, *newer])
+            return False
+        return True
 
     def forward(self, fd: int) -> None:
         """Start a thread that copies a process's output until it ends, and then closes it."""
@@ -96,7 +101,8 @@ class ReplicaLog:
             os.close(fd)
             if rest:
                 self.add(_text(rest))
-            self.flush()
+            while not self.flush():  # a replica that isn't started again writes no more
+                time.sleep(FLUSH_S)
 
 
 def _show(data: bytes) -> None:

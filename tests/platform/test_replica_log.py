@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from typing import Any
@@ -101,6 +102,25 @@ def test_without_redis_the_lines_wait() -> None:
     log.flush()
     assert list(log._waiting)[-1] == str(MAX_LINES + 9)
     assert len(log._waiting) == MAX_LINES
+
+
+def test_the_last_words_of_a_process_are_written_once_redis_is_back(client: Any) -> None:
+    class Away:
+        """Refuses twice, then is the client."""
+
+        refusals = 0
+
+        def pipeline(self, *, transaction: bool) -> Any:
+            if self.refusals < 2:
+                self.refusals += 1
+                raise redis.ConnectionError
+            return client.pipeline(transaction=transaction)
+
+    ours, its = os.pipe()
+    os.write(its, b"last words\n")
+    os.close(its)
+    ReplicaLog(Away(), PREFIX, "r").forward(ours)  # type: ignore[arg-type]
+    assert [line.text for line in lines(client, "last words")] == ["last words"]
 
 
 def test_lines_that_come_while_redis_is_asked_push_out_the_oldest() -> None:
