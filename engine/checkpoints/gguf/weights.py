@@ -103,6 +103,7 @@ class GGUFMatrix(DequantizedSource):
         self.shape = shape
         self.row_bytes = shape[1] * (_READ_BYTES if info.kind in READERS else block.nbytes)
         dtype = _FLOATS.get(info.kind)
+        # Floats are named as those of other checkpoints are, so that they may stay as they are.
         self.source = str(dtype or types.name_of(info.kind)).removeprefix("torch.")
         self.bits = 8 * block.nbytes // block.values
         self.quantized = info.kind in READERS
