@@ -8,7 +8,7 @@ import subprocess
 import sys
 import tarfile
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -24,10 +24,36 @@ PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
 
 def hostile_pictures(count: int, seed: int = 0) -> Iterator[tuple[str, bytes]]:
     """The names of so many files' kinds, in turns, and the files; the same for the same seed."""
+    return in_turns(KINDS, count, seed)
+
+
+def in_turns(
+    kinds: Sequence[Callable[[Random], bytes]], count: int, seed: int
+) -> Iterator[tuple[str, bytes]]:
+    """So many files of these kinds, in turns, with the kinds' names."""
     rng = Random(seed)
     for index in range(count):
-        kind = KINDS[index % len(KINDS)]
+        kind = kinds[index % len(kinds)]
         yield kind.__name__.strip("_"), kind(rng)
+
+
+def truncated(rng: Random, data: bytes) -> bytes:
+    """Any beginning of a file."""
+    return data[: rng.randrange(len(data))]
+
+
+def with_flipped_bytes(rng: Random, data: bytes, max_count: int) -> bytes:
+    """A file with up to `max_count` other bytes."""
+    changed = bytearray(data)
+    for _ in range(rng.randint(1, max_count)):
+        changed[rng.randrange(len(data))] = rng.randrange(256)
+    return bytes(changed)
+
+
+def with_repeated_part(rng: Random, data: bytes, max_length: int) -> bytes:
+    """A file in which a part of up to `max_length` bytes comes twice."""
+    start = rng.randrange(len(data))
+    return data[:start] + data[max(0, start - max_length) :]
 
 
 def pillow_pictures(folder: Path) -> Iterator[tuple[str, bytes]]:
@@ -87,21 +113,15 @@ def _file(rng: Random) -> bytes:
 
 
 def _truncated(rng: Random) -> bytes:
-    data = _file(rng)
-    return data[: rng.randrange(len(data))]
+    return truncated(rng, _file(rng))
 
 
 def _flipped_bytes(rng: Random) -> bytes:
-    data = bytearray(_file(rng))
-    for _ in range(rng.randint(1, 12)):
-        data[rng.randrange(len(data))] = rng.randrange(256)
-    return bytes(data)
+    return with_flipped_bytes(rng, _file(rng), 12)
 
 
 def _repeated_part(rng: Random) -> bytes:
-    data = _file(rng)
-    start = rng.randrange(len(data))
-    return data[:start] + data[max(0, start - 60) :]
+    return with_repeated_part(rng, _file(rng), 60)
 
 
 def _invalid_checksum(rng: Random) -> bytes:

@@ -11,7 +11,13 @@ from random import Random
 import av
 import numpy as np
 
-from tests.engine.multimodal.test_videos import animation, encoded, repeated
+from tests.engine.multimodal.hostile_pictures import (
+    in_turns,
+    truncated,
+    with_flipped_bytes,
+    with_repeated_part,
+)
+from tests.engine.multimodal.test_videos import animation, encoded, repeated, silence
 
 #: Containers that PyAV writes, each with a codec.
 CONTAINERS = {
@@ -22,10 +28,7 @@ CONTAINERS = {
 
 def hostile_videos(count: int, seed: int = 0) -> Iterator[tuple[str, bytes]]:
     """The names of so many files' kinds, in turns, and the files; the same for the same seed."""
-    rng = Random(seed)
-    for index in range(count):
-        kind = KINDS[index % len(KINDS)]
-        yield kind.__name__.strip("_"), kind(rng)
+    return in_turns(KINDS, count, seed)
 
 
 def _undamaged(rng: Random) -> bytes:
@@ -36,15 +39,11 @@ def _undamaged(rng: Random) -> bytes:
 
 
 def _truncated(rng: Random) -> bytes:
-    data = _undamaged(rng)
-    return data[: rng.randrange(len(data))]
+    return truncated(rng, _undamaged(rng))
 
 
 def _flipped_bytes(rng: Random) -> bytes:
-    data = bytearray(_undamaged(rng))
-    for _ in range(rng.randint(1, 40)):
-        data[rng.randrange(len(data))] = rng.randrange(256)
-    return bytes(data)
+    return with_flipped_bytes(rng, _undamaged(rng), 40)
 
 
 def _forged_header(rng: Random) -> bytes:
@@ -55,9 +54,7 @@ def _forged_header(rng: Random) -> bytes:
 
 
 def _repeated_part(rng: Random) -> bytes:
-    data = _undamaged(rng)
-    start = rng.randrange(len(data))
-    return data[:start] + data[max(0, start - 500) :]
+    return with_repeated_part(rng, _undamaged(rng), 500)
 
 
 def _frame_count_that_lies(rng: Random) -> bytes:
@@ -87,25 +84,25 @@ def _interlaced(rng: Random) -> bytes:
 
 def _large_frames(rng: Random) -> bytes:
     width, height = rng.choice([(3_840, 2_160), (8_000, 16), (16, 8_000), (9_000, 9_000)])
-    return _black(width, height, 2, "mov", "mjpeg")
+    return _blank(width, height, 2, "mov", "mjpeg")
 
 
 def _bomb(rng: Random) -> bytes:
-    """Frames that take gigabytes, in some kilobytes of a file."""
-    return _black(*rng.choice([(8_000, 8_000), (4_000, 4_000)]), 40)
+    """Frames that take gigabytes, in some megabytes of a file."""
+    return _blank(*rng.choice([(8_000, 8_000), (4_000, 4_000)]), 40)
 
 
 def _forged_size(rng: Random) -> bytes:
-    data = bytearray(_black(64, 48, 3))
+    data = bytearray(_blank(64, 48, 3))
     struct.pack_into(">HH", data, data.index(b"mp4v") + 28, *rng.choice([(0, 0), (65_535, 65_535)]))
     return bytes(data)
 
 
 def _sizes_that_change(rng: Random) -> bytes:
-    """A transport stream goes on with any other one."""
+    """Transport streams one after the other are a transport stream."""
     codec = "mpeg2video"
     return b"".join(
-        encoded("mpegts", codec, rng.randint(1, 9)) + _black(*size, 3, "mpegts", codec)
+        encoded("mpegts", codec, rng.randint(1, 9)) + _blank(*size, 3, "mpegts", codec)
         for size in rng.sample([(16, 16), (320, 240), (48, 1_200)], 2)
     )
 
@@ -126,14 +123,7 @@ def _times_that_jump(rng: Random) -> bytes:
 
 
 def _audio_only(rng: Random) -> bytes:
-    file = io.BytesIO()
-    with av.open(file, "w", format=rng.choice(["wav", "matroska"])) as output:
-        stream = output.add_stream("pcm_s16le", rate=8_000)
-        frame = av.AudioFrame.from_ndarray(np.zeros((1, 800), np.int16), format="s16")
-        frame.rate = 8_000
-        output.mux(stream.encode(frame))
-        output.mux(stream.encode(None))
-    return file.getvalue()
+    return silence(rng.choice(["wav", "matroska"]))
 
 
 def _playlist(rng: Random) -> bytes:
@@ -159,16 +149,21 @@ def _no_video(rng: Random) -> bytes:
 
 
 @functools.cache
-def _black(
+def _blank(
     width: int, height: int, count: int, container: str = "mp4", codec: str = "mpeg4"
 ) -> bytes:
+    """A file of equal frames of one color."""
     file = io.BytesIO()
     with av.open(file, "w", format=container) as output:
         stream = output.add_stream(codec, rate=10)
         pixels = "yuvj420p" if codec == "mjpeg" else "yuv420p"
         stream.width, stream.height, stream.pix_fmt = width, height, pixels
-        for _ in range(count):
-            output.mux(stream.encode(av.VideoFrame(width, height, pixels)))
+        frame = av.VideoFrame(width, height, pixels)
+        for plane in frame.planes:
+            plane.update(bytes(plane.buffer_size))
+        for number in range(count):
+            frame.pts = number
+            output.mux(stream.encode(frame))
         output.mux(stream.encode(None))
     return file.getvalue()
 
