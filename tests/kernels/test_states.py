@@ -83,12 +83,12 @@ def test_a_scan_takes_in_one_token_after_the_other(
     assert_close(states, after, torch.float32, 20.0)
 
 
-@pytest.mark.parametrize("value_size", [1, 7])
+@pytest.mark.parametrize(("value_size", "key_size"), [(1, 20), (7, 20), (7, 64)])
 def test_each_key_of_a_head_may_have_a_decay(
-    kernels: KernelSet, threads: int, value_size: int
+    kernels: KernelSet, threads: int, value_size: int, key_size: int
 ) -> None:
-    inputs, weights, states = scan(False, 40, 1, value_size, 20)
-    weights = replace(weights, decay=-torch.rand(40, 20) * 2)
+    inputs, weights, states = scan(False, 40, 1, value_size, key_size)
+    weights = replace(weights, decay=-torch.rand(40, key_size) * 2)
     expected_out, after = by_definition(inputs, weights, states, whose())
     got = kernels.linear_scan(inputs, weights, states, whose())
     assert_close(got, expected_out, torch.float32, 20.0)
@@ -264,13 +264,17 @@ def test_states_that_nothing_can_be_kept_in_are_refused(
         )
 
 
-@pytest.mark.parametrize("kind", ["mamba1", "mamba2", "delta"])
-def test_bits_depend_neither_on_chunks_nor_on_neighbours(compiled: KernelSet, kind: str) -> None:
+@pytest.mark.parametrize(
+    ("kind", "key_size"), [("mamba1", 20), ("mamba2", 24), ("mamba2", 128), ("delta", 24)]
+)
+def test_bits_depend_neither_on_chunks_nor_on_neighbours(
+    compiled: KernelSet, kind: str, key_size: int
+) -> None:
     """Other sequences and a prompt in one piece, or each token by itself."""
-    inputs, weights, states = scan(kind == "delta", 4, 2, 18, 24)
+    inputs, weights, states = scan(kind == "delta", 4, 2, 18, key_size)
     if kind == "mamba1":
-        inputs, weights, states = scan(False, 40, 1, 1, 20)
-        weights = replace(weights, decay=-torch.rand(40, 20))
+        inputs, weights, states = scan(False, 40, 1, 1, key_size)
+        weights = replace(weights, decay=-torch.rand(40, key_size))
     of, isolated_copy, conv = whose(), states.clone(), torch.randn(ROWS, 3, 40)
     x, weight, apart = torch.randn(TOKENS, 40), torch.randn(4, 40), conv.clone()
     together = compiled.linear_scan(inputs, weights, states, of)

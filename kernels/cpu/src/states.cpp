@@ -238,11 +238,57 @@ HeadToken prepare_token(const LinearScan& s, int64_t t, int64_t head, float* scr
   return token;
 }
 
+#ifdef QUIRE_AVX512
+constexpr int64_t kColumns = 4 * W;
+
+// `advance` for all tokens, without the delta rule. Four rows by `kColumns` of the state stay in
+// registers meanwhile: to load and store them for each token would take as long as the arithmetic,
+// whose order, and so whose bits, are those of `advance`.
+void advance_columns(const HeadToken* tokens, int64_t count, float* rows, int64_t p, int64_t size) {
+  vf sums[kTokens][4];
+  for (int64_t i = 0; i < count; i++)
+    for (vf& sum : sums[i]) sum = vset(0.0f);
+  for (int64_t column = 0; column < size; column += kColumns) {
+    vf state[4][4];
+    for (int r = 0; r < 4; r++)
+      for (int j = 0; j < 4; j++) {
+        state[r][j] = vload(rows + r * size + column + j * W);
+        __builtin_prefetch(rows + (r + 4) * size + column + j * W);  // the next four rows
+      }
+    for (int64_t i = 0; i < count; i++) {
+      const HeadToken& t = tokens[i];
+      vf taken[4];
+      for (int r = 0; r < 4; r++) taken[r] = vset(t.v[p + r] * t.beta);
+#pragma GCC unroll 4
+      for (int j = 0; j < 4; j++) {
+        const int64_t at = column + j * W;
+        const vf key = vload(t.k + at), query = vload(t.q + at);
+        const vf factor = t.decays ? vload(t.decays + at) : vset(t.decay);
+#pragma GCC unroll 4
+        for (int r = 0; r < 4; r++) {
+          state[r][j] = vfma(key, taken[r], state[r][j] * factor);
+          sums[i][r] = vfma(state[r][j], query, sums[i][r]);
+        }
+      }
+    }
+    for (int r = 0; r < 4; r++)
+      for (int j = 0; j < 4; j++) vstore(rows + r * size + column + j * W, state[r][j]);
+  }
+  for (int64_t i = 0; i < count; i++)
+    vsum4(sums[i][0], sums[i][1], sums[i][2], sums[i][3], tokens[i].out + p);
+}
+#endif
+
 // Rows [p, p + R) of a head's state, token by token.
 template <class T, int R, bool DELTA>
 void advance_rows(const LinearScan& s, const HeadToken* tokens, int64_t count, T* state,
                   float* scales, int64_t p, float* scratch) {
   const int64_t size = s.key_size;
+#ifdef QUIRE_AVX512
+  if constexpr (std::is_same_v<T, float> && R == 4 && !DELTA) {
+    if (size % kColumns == 0) return advance_columns(tokens, count, state + p * size, p, size);
+  }
+#endif
   Rows<T, R> rows{state + p * size, scales ? scales + p : nullptr, scratch, size};
   for (const HeadToken* t = tokens; t < tokens + count; t++) {
     advance<R, DELTA>(rows.open(), t->q, t->k, t->v + p, t->out + p, size, t->decay, t->beta,
