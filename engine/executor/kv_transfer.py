@@ -25,7 +25,9 @@ from engine.contract.kv_transfer_config import (
     ECTransferConfig,
     KVTransferConfig,
 )
+from engine.contract.replica_state import Numerics
 from engine.contract.speculative_config import HEADS
+from engine.distributed.parallel_state import parse_partition
 from engine.kv_cache.kv_cache_config import KVCacheConfig, single_group_config
 from engine.kv_transfer.base import KVConnectorBase, KVLoadError
 from engine.kv_transfer.block_buffers import BlockBuffers
@@ -162,7 +164,7 @@ def _make_nixl_connector(
         )
     try:
         return NixlConnector(
-            msgspec.json.encode([numerics, worker.loaded.max_model_len]),
+            block_identity(config, numerics, worker.loaded.max_model_len),
             worker.capacity.layout,
             config.block_size,
             saves=settings.saves,
@@ -205,7 +207,7 @@ def _make_offloading_connector(
     if has_storage:
         tier = _make_storage_tier(backend, size, block_bytes, serves=settings.saves)
         storage = StorageQueue(tier, host)
-    identity = msgspec.json.encode([numerics, worker.loaded.max_model_len, worker.rank])
+    identity = block_identity(config, numerics, worker.loaded.max_model_len)
     ec_connector = None
     if config.ec_transfer_config:
         ec_settings = ECTransferConfig.from_mapping(config.ec_transfer_config)
@@ -237,6 +239,21 @@ def _make_offloading_connector(
         verifies_early=config.world_size > 1
         or config.distributed_executor_backend == "external_launcher",
     )
+
+
+def block_identity(config: EngineConfig, numerics: Numerics, max_model_len: int) -> bytes:
+    """All that decides the first rank's part of a block but for its tokens, namespace, adapter and
+    shape. How ranks share the model belongs to it: parts of other heads, tokens or layers may have
+    the same shape.
+    """
+    num_stages, partition = config.pipeline_parallel_size, config.pipeline_layer_partition
+    cut = [
+        config.tensor_parallel_size,
+        config.decode_context_parallel_size,
+        num_stages,
+        parse_partition(partition, num_stages) if partition and num_stages > 1 else (),
+    ]
+    return msgspec.json.encode([numerics, max_model_len, cut])
 
 
 def _host_bytes(config: EngineConfig, worker: Worker) -> int:

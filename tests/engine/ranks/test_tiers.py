@@ -12,8 +12,9 @@ import pytest
 
 from engine.contract.engine_config import EngineConfig
 from engine.contract.errors import ConfigError
+from engine.contract.replica_state import Numerics
 from engine.core.engine_core import EngineCore
-from engine.executor.kv_transfer import make_kv_transfer
+from engine.executor.kv_transfer import block_identity, make_kv_transfer
 from tests.engine.families.conftest import checkpoint
 from tests.engine.kv_transfer.test_offloading import forget_kv_cache, make, prompt, run
 
@@ -135,3 +136,24 @@ def test_tiers_of_launchers_and_of_encoders_outputs_are_refused(
     config = EngineConfig(model="m", tensor_parallel_size=2, kv_offloading_size=0.01, **options)
     with pytest.raises(ConfigError, match=reason):
         make_kv_transfer(config, Mock(stage=None))
+
+
+def test_blocks_of_models_that_are_shared_in_other_ways_are_others() -> None:
+    cuts: list[dict[str, Any]] = [
+        {},
+        {"tensor_parallel_size": 2},
+        {"tensor_parallel_size": 4},
+        {"tensor_parallel_size": 4, "decode_context_parallel_size": 2, "block_size": 256},
+        {"pipeline_parallel_size": 2},
+        {"pipeline_parallel_size": 2, "pipeline_layer_partition": "2,2"},
+        {"pipeline_parallel_size": 3, "pipeline_layer_partition": "1,2,1"},
+        {"pipeline_parallel_size": 2, "tensor_parallel_size": 2},
+    ]
+    numerics = Numerics(weights="sha256")
+
+    def identity(**cut: Any) -> bytes:
+        return block_identity(EngineConfig(model="m", **cut), numerics, 256)
+
+    assert len({identity(**cut) for cut in cuts}) == len(cuts)
+    spaced = {"pipeline_parallel_size": 2, "pipeline_layer_partition": " 2, 2"}
+    assert identity(**spaced) == identity(**cuts[5])
