@@ -99,16 +99,28 @@ class ModelShard:
                 alibi_slopes=spec.alibi_slopes and spec.alibi_slopes[first : first + num_heads],
             )
 
-    @property
-    def heads(self) -> tuple[int, ...] | None:
-        """[size + 1], where each rank's outputs of attention begin; None if each has all."""
-        size = self.ranks.size
+    def head_starts(self, head_size: int) -> tuple[int, ...] | None:
+        """Return [size + 1], where each rank's outputs of attention begin; None if each has all.
+
+        `head_size`: the number of a head's outputs.
+        """
         if not self.splits_heads:
             return None
-        return tuple(self.full_spec.q_size // size * rank for rank in range(size + 1))
+        columns = self.spec.num_heads * head_size
+        return tuple(columns * rank for rank in range(self.ranks.size + 1))
+
+    def head_rows(self, head_size: int) -> list[range] | None:
+        """Return this rank's rows of a weight with `head_size` rows per query head; None if heads
+        aren't split.
+        """
+        starts = self.head_starts(head_size)
+        if starts is None:
+            return None
+        rows = self.local_slice(starts)
+        return [range(rows.start, rows.stop)]
 
     def inner(self, columns: int) -> tuple[int, ...]:
-        """Return the same for the middle of an MLP or expert with `columns` columns."""
+        """Return where each rank's columns begin in the middle of an MLP or expert."""
         return split_evenly(columns, self.ranks.size)
 
     @property
@@ -158,8 +170,7 @@ class ModelShard:
 def splits_heads(spec: DecoderSpec, size: int) -> bool:
     """Return whether heads can be split: they are independent and their number is divisible."""
     couples_heads = (
-        spec.latents is not None
-        or spec.states is not None
+        spec.states is not None
         or spec.sparse is not None
         or spec.cross is not None
         or spec.attention_output_gate

@@ -222,10 +222,10 @@ class WeightLoader:
             added = added[order]
         scheme = self.scheme.layers if linear.quantized else None
         names = [part.name for part in linear.parts]
-        if not linear.split:
-            return self.pack_sources(matrices, added, scheme, order, names)
         if rows is not None:
             return self.pack_rows(matrices, added, rows, scheme, order, names)
+        if not linear.split:
+            return self.pack_sources(matrices, added, scheme, order, names)
         return self.pack_shared(matrices, added, scheme, order, names, inputs)
 
     def _bias(self, part: LinearPart) -> Tensor:
@@ -436,7 +436,7 @@ class WeightLoader:
             sinks = sinks[shard.head_range].clone()
         return AttentionWeights(
             qkv=self.linear(attention.qkv, None if shard is None else shard.qkv_rows),
-            o=self.linear(attention.o, inputs=None if shard is None else shard.heads),
+            o=self.linear(attention.o, inputs=self._head_starts(spec.head_dim)),
             **self._qk_norm(attention),
             cos_sin=self._table(attention.rope),
             window=attention.window,
@@ -461,17 +461,24 @@ class WeightLoader:
         return table[buckets].T.contiguous()
 
     def _latents(self, described: LatentDescription) -> LatentWeights:
-        latents, rank = described.latents, described.query_norm.size
+        latents, rank, shard = described.latents, described.query_norm.size, self.shard
         into, out_of = self._absorb_kv_b_proj(described)
+        query_rows = None if shard is None else shard.head_rows(latents.query_size)
+        rows = None
+        if query_rows is not None and not rank:
+            total = described.inputs.rows
+            rows = [*query_rows, range(total - latents.latent_rows, total)]
         return LatentWeights(
             latents=latents,
-            inputs=self.linear(described.inputs),
-            queries=None if described.queries is None else self.linear(described.queries),
+            inputs=self.linear(described.inputs, rows),
+            queries=None
+            if described.queries is None
+            else self.linear(described.queries, query_rows),
             query_norm=self._norm_weight(described.query_norm.name, rank) if rank else None,
             latent_norm=self._norm_weight(described.latent_norm.name, latents.kv_lora_rank),
             into=into,
             out_of=out_of,
-            o=self.linear(described.o),
+            o=self.linear(described.o, inputs=self._head_starts(latents.value_size)),
             cos_sin=self._table(described.rope),
             index=None if described.index is None else self._index(described.index),
         )
@@ -486,17 +493,24 @@ class WeightLoader:
             weights=self.linear(index.weights),
         )
 
+    def _head_starts(self, head_size: int) -> tuple[int, ...] | None:
+        return None if self.shard is None else self.shard.head_starts(head_size)
+
     def _absorb_kv_b_proj(
         self, described: LatentDescription
     ) -> tuple[PerHeadLinear, PerHeadLinear]:
-        """Return each head's transposed projection to keys, and its projection to values. Quantized
-        weights are dequantized to the model's dtype, since transposing turns columns into rows.
+        """Return each local head's transposed projection to keys, and its projection to values.
+        Quantized weights are dequantized to the model's dtype, since transposing turns columns into
+        rows.
         """
         latents, heads = described.latents, described.heads
         pair = latents.qk_nope_head_dim + latents.value_size
         matrix = self.weight_source(heads.parts[0].name, heads.rows, heads.columns)
+        local = [range(heads.rows)]
+        if self.shard is not None:
+            local = self.shard.head_rows(pair) or local
         into, out_of = [], []
-        for first in range(0, heads.rows, pair):
+        for first in local[0][::pair]:
             keys, values = matrix.floats(slice(first, first + pair)).split(
                 (latents.qk_nope_head_dim, latents.value_size)
             )

@@ -46,7 +46,7 @@ class FusedLinear:
         bias: whether the layer has biases.
         split: how ranks share it: "rows" (each rank computes some outputs), "columns" (likewise,
             and each rank has some of the inputs, which are gathered), or "" (each rank has the
-            whole layer).
+            whole layer, or its heads' rows).
         order: the order of the checkpoint's rows. "grouped": by KV head its queries, its key, its
             value; "repeated": keys and values of fewer heads than the cache has; "interleaved":
             both halves of a gated MLP alternate.

@@ -119,6 +119,23 @@ def test_a_rank_has_its_share_of_the_weights_and_of_the_kv_cache(model_folder: F
         assert len(executor.process_ids) == 1
 
 
+def test_a_rank_has_its_heads_over_latents_and_all_latents(
+    checkpoint: Callable[[str], Path],
+) -> None:
+    layers, caches = [], []
+    for size in (1, 2):
+        with running(checkpoint("deepseek_v3"), size, skip_tokenizer_init=True) as llm:
+            model = llm.core.executor.worker.loaded.model
+            layers.append(model.weights[0].attention)
+            caches.append(model.kv_caches[0].keys.shape)
+    full, half = layers
+    assert len(half.into.layers) * 2 == len(full.into.layers)
+    assert len(half.out_of.layers) * 2 == len(full.out_of.layers)
+    assert half.queries.out_features * 2 == full.queries.out_features
+    assert half.inputs.out_features == full.inputs.out_features
+    assert caches[0] == caches[1]
+
+
 def resident_bytes(path: Path) -> int:
     """Bytes of a file that this process has in memory because it read them from its mapping."""
     total, is_mapping = 0, False
