@@ -21,7 +21,8 @@ def end_connections(pid: int) -> int:
     process, count = os.pidfd_open(pid), 0
     try:
         for link in Path(f"/proc/{pid}/fd").iterdir():
-            with suppress(FileNotFoundError):  # closed meanwhile
+            # Closed meanwhile, as when the process ends, which loses others.
+            with suppress(FileNotFoundError, ProcessLookupError):
                 if not os.readlink(link).startswith("socket:"):
                     continue
                 descriptor = libc.syscall(_PIDFD_GETFD, process, int(link.name), 0)
