@@ -81,7 +81,9 @@ class Channel:
         self._received = bytearray()
 
     def send(self, frame: bytes) -> None:
-        """Send the result of `encode_message` or `encode_reply`. Raises `ChannelClosed`."""
+        """Send the result of `encode_message`, `encode_reply` or `encode_frame`. Raises
+        `ChannelClosed`.
+        """
         try:
             with self._lock:
                 self._socket.sendall(frame)
@@ -119,14 +121,15 @@ class Channel:
 
 def encode_message(command: str, body: Any = None) -> bytes:
     """The frame of a command."""
-    return _frame(RankMessage(command, msgspec.Raw(msgspec.msgpack.encode(body))))
+    return encode_frame(RankMessage(command, msgspec.Raw(msgspec.msgpack.encode(body))))
 
 
 def encode_reply(reply: RankReply) -> bytes:
     """The frame of a reply."""
-    return _frame(reply)
+    return encode_frame(reply)
 
 
-def _frame(message: msgspec.Struct) -> bytes:
+def encode_frame(message: msgspec.Struct) -> bytes:
+    """The frame of a message of any class."""
     data = msgspec.msgpack.encode(message)
     return _LENGTH.pack(len(data)) + data

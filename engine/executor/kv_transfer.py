@@ -39,6 +39,7 @@ from engine.kv_transfer.nixl_connector import NixlConnector
 from engine.kv_transfer.offloading_connector import OffloadingConnector
 from engine.kv_transfer.peer_tier import PeerTier
 from engine.kv_transfer.rank_connector import RankConnector
+from engine.kv_transfer.ranked_storage import RankedStorage
 from engine.kv_transfer.remote_tier import RemoteTier, make_store
 from engine.kv_transfer.storage_queue import StorageQueue
 from engine.kv_transfer.storage_tier import StorageTier
@@ -51,6 +52,9 @@ if TYPE_CHECKING:
     from engine.executor.worker import Worker
 
 log = logging.getLogger(__name__)
+
+#: Capacity of other ranks' host memory: the first one tells them what to remove.
+_UNBOUNDED = 1 << 62
 
 
 class KVTransfer:
@@ -134,8 +138,7 @@ def make_kv_transfer(config: EngineConfig, worker: Worker) -> KVTransfer | None:
             param="kv_transfer_config",
         )
     if worker.rank:
-        host_bytes = _host_bytes(config, worker)
-        return KVTransfer(RankConnector(host_bytes, _local_layout(worker)))
+        return KVTransfer(_make_rank_connector(settings, config, worker))
     if settings.kv_connector != MULTI_CONNECTOR:
         return KVTransfer(_make_connector(settings, config, worker))
     connectors = [_make_connector(part, config, worker) for part in settings.connectors]
@@ -194,19 +197,15 @@ def _make_offloading_connector(
             "kv_offloading_size needs weights that can be read for their digest.",
             param="kv_offloading_size",
         )
-    size, host_bytes = _gib(config.kv_offloading_size), _host_bytes(config, worker)
     layout = _local_layout(worker)
     buffers = BlockBuffers(_kv_caches(worker.loaded.model), layout)
     block_bytes = buffers.block_bytes
-    backend = config.kv_offloading_backend
-    has_storage = offloads and backend != NATIVE
-    if has_storage:
-        # Blocks to be written or read ahead; more could never be in the KV cache at once.
-        host_bytes += min(size, worker.capacity.num_blocks * block_bytes)
+    host_bytes = _host_bytes(config, worker, block_bytes)
     host, storage = HostTier(host_bytes * block_bytes // buffers.host_block_bytes), None
-    if has_storage:
-        tier = _make_storage_tier(backend, size, block_bytes, serves=settings.saves)
+    if (tier := _make_storage_tier(settings, config, block_bytes)) is not None:
         storage = StorageQueue(tier, host)
+        if config.world_size > 1 and isinstance(tier, DiskTier):
+            storage = RankedStorage(tier, host, config.world_size)
     identity = block_identity(config, numerics, worker.loaded.max_model_len)
     ec_connector = None
     if config.ec_transfer_config:
@@ -256,29 +255,47 @@ def block_identity(config: EngineConfig, numerics: Numerics, max_model_len: int)
     return msgspec.json.encode([numerics, max_model_len, cut])
 
 
-def _host_bytes(config: EngineConfig, worker: Worker) -> int:
+def _make_rank_connector(
+    settings: KVTransferConfig, config: EngineConfig, worker: Worker
+) -> RankConnector:
+    """Create another rank's part of the first one's connector. Raises `ConfigError`."""
+    layout = _local_layout(worker)
+    block_bytes = BlockBuffers(_kv_caches(worker.loaded.model), layout).block_bytes
+    host, storage = HostTier(_UNBOUNDED), None
+    if (tier := _make_storage_tier(settings, config, block_bytes)) is not None:
+        storage = StorageQueue(tier, host, _host_bytes(config, worker, block_bytes))
+    return RankConnector(worker.rank, layout, host, storage)
+
+
+def _host_bytes(config: EngineConfig, worker: Worker, block_bytes: int) -> int:
     """Capacity of a rank's tier in host memory: its own swap space, and its share of the memory
-    tier that belongs to no storage. Stages have shares by their numbers of layers, so that the same
-    number of blocks fits into each.
+    tier that belongs to no storage, or of blocks that are written to one or read ahead. Stages have
+    shares by their numbers of layers, so that the same number of blocks fits into each.
     """
-    num_bytes = _gib(config.swap_space) if config.swaps else 0
-    if config.kv_offloading_backend == NATIVE:
-        num_bytes += _gib(config.kv_offloading_size) // config.world_size
-    if worker.stage is not None:
+
+    def share(num_bytes: int) -> int:
+        if worker.stage is None:
+            return num_bytes
         num_layers = len(_kv_caches(worker.loaded.model))
-        num_bytes = num_bytes * worker.stage.size * num_layers // worker.capacity.layout.num_layers
-    return num_bytes
+        return num_bytes * worker.stage.size * num_layers // worker.capacity.layout.num_layers
+
+    swap_bytes = _gib(config.swap_space) if config.swaps else 0
+    num_bytes = _gib(config.kv_offloading_size) // config.world_size
+    if config.kv_offloading_backend == NATIVE:
+        return share(swap_bytes + num_bytes)
+    # More blocks could never be in the KV cache at once.
+    return share(swap_bytes) + min(share(num_bytes), worker.capacity.num_blocks * block_bytes)
 
 
 def _make_storage_tier(
-    backend: str, capacity: int, block_bytes: int, *, serves: bool
-) -> StorageTier:
-    """The tier of a folder or URL. Raises `ConfigError`.
-
-    `serves`: whether other replicas may read blocks from this one's memory.
-    """
+    settings: KVTransferConfig, config: EngineConfig, block_bytes: int
+) -> StorageTier | None:
+    """The tier of a folder or URL; None: there is none. Raises `ConfigError`."""
+    backend, capacity = config.kv_offloading_backend, _gib(config.kv_offloading_size)
+    if backend == NATIVE or not capacity:
+        return None
     if backend.startswith(f"{PEER_SCHEME}://"):
-        return PeerTier(backend, capacity, block_bytes, serves=serves)
+        return PeerTier(backend, capacity, block_bytes, serves=settings.saves)
     if "://" in backend:
         return RemoteTier(make_store(backend, capacity, block_bytes), capacity, block_bytes)
     return DiskTier(Path(backend).expanduser(), capacity, block_bytes)
@@ -336,8 +353,14 @@ def _ranks_reason(config: EngineConfig, worker: Worker) -> str:
         return "ranks of a launcher would find other blocks in their tiers"
     if config.ec_transfer_config:
         return "outputs of encoders can't be saved by several ranks (ec_transfer_config)"
-    if config.kv_transfer_config or config.kv_offloading_backend != NATIVE:
-        return f"{config.world_size} ranks save blocks in host memory alone, each its part of them"
+    settings = KVTransferConfig.from_mapping(config.kv_transfer_config or {})
+    if settings.kv_connector != OFFLOADING_CONNECTOR:
+        return f"{config.world_size} ranks save blocks by {OFFLOADING_CONNECTOR} alone"
+    if "://" in config.kv_offloading_backend:
+        return f"{config.world_size} ranks save blocks in host memory or a folder alone"
+    is_remote = config.nnodes > 1 or config.distributed_executor_backend == "ray"
+    if is_remote and config.kv_offloading_backend != NATIVE:
+        return "ranks on several machines have no folder in common"
     return ""
 
 

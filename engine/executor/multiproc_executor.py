@@ -33,6 +33,8 @@ from engine.executor.ranked_step import RankedStep
 from engine.executor.ray_ranks import RayRanks
 from engine.executor.remote_ranks import RemoteRanks
 from engine.executor.uniproc_executor import UniProcExecutor, find_worker_method
+from engine.kv_transfer.offloading_connector import OffloadingConnector
+from engine.kv_transfer.ranked_storage import RankedStorage
 from engine.lora.store import AdapterFacts
 from engine.models.interface import ModelFacts
 from engine.models.sharding import PARAM
@@ -224,6 +226,10 @@ class MultiprocExecutor(UniProcExecutor):
         self._ranks.broadcast("allocate_cache")
         super().allocate_cache()
         self._ranks.collect("allocate_cache")
+        connector = self.kv_connector
+        storage = connector.storage if isinstance(connector, OffloadingConnector) else None
+        if isinstance(storage, RankedStorage):
+            storage.connect(self._ranks.part_channels)
         if self._peers is not None and self._lockstep is not None:
             self._peers.rendezvous.wait_for_all("ready")
             self._lockstep.join()

@@ -13,6 +13,7 @@ import socket
 import sys
 import threading
 import time
+from contextlib import suppress
 from typing import Any
 
 import msgspec
@@ -27,6 +28,7 @@ from engine.distributed.channel import (
     ChannelClosed,
     RankMessage,
     RankReply,
+    encode_frame,
     encode_reply,
 )
 from engine.distributed.memory import RankMemory
@@ -43,6 +45,8 @@ from engine.distributed.rendezvous import (
 from engine.executor.abstract import Capacity
 from engine.executor.uniproc_executor import find_worker_method
 from engine.executor.worker import Worker
+from engine.kv_transfer.rank_connector import RankConnector
+from engine.kv_transfer.ranked_storage import FlushParts, PartsReply, ReadParts
 from engine.lora.store import PackedAdapter
 from engine.multimodal.inputs import decode_tensors
 from engine.scheduler.plan import GrammarOutput, StepPlan
@@ -87,6 +91,7 @@ class RankArguments(msgspec.Struct, tag=True):
         stage_sockets: connections to other stages.
         memory, commands, adapters: of the shared memory, and of the sockets for steps and adapters.
         beats: of a socket for heartbeats; None: the shared memory carries them to the first rank.
+        parts: of a socket for parts of KV blocks; None: on several machines there is none.
         expert_state, expert_memory: this rank's place among those of engines that share experts,
             and their memory; None: there are none.
     """
@@ -97,6 +102,7 @@ class RankArguments(msgspec.Struct, tag=True):
     commands: int
     adapters: int
     beats: int | None = None
+    parts: int | None = None
     expert_state: ParallelState | None = None
     expert_memory: int | None = None
 
@@ -170,6 +176,9 @@ class RankProcess:
         self._beats = None
         if arguments.beats is not None:
             self._beats = BeatLink(socket.socket(fileno=arguments.beats))
+        self._parts = None
+        if arguments.parts is not None:
+            self._parts = Channel(socket.socket(fileno=arguments.parts))
         self._expert_memory = None
         if arguments.expert_state is not None and arguments.expert_memory is not None:
             self._expert_memory = RankMemory.open(arguments.expert_memory, arguments.expert_state)
@@ -188,6 +197,10 @@ class RankProcess:
         if self._beats is not None:
             threading.Thread(
                 target=self._exchange_beats, args=(self._beats,), name="beats", daemon=True
+            ).start()
+        if self._parts is not None:
+            threading.Thread(
+                target=self._serve_parts, args=(self._parts,), name="parts", daemon=True
             ).start()
         while True:
             message = self._commands.get()
@@ -217,6 +230,24 @@ class RankProcess:
                     self._adapters.send(self._call(message))
             except ChannelClosed:
                 return  # the other channel is closed, too, which ends the process
+
+    def _serve_parts(self, channel: Channel) -> None:
+        """Read and write parts of KV blocks while steps run."""
+
+        def reply(answer: PartsReply) -> None:
+            with suppress(ChannelClosed):  # the first rank has ended
+                channel.send(encode_frame(answer))
+
+        try:
+            while True:
+                if (data := channel.receive(_POLL_S)) is None:
+                    continue
+                call = msgspec.msgpack.decode(data, type=ReadParts | FlushParts)
+                transfer = self._loaded.kv_transfer
+                if transfer is not None and isinstance(transfer.connector, RankConnector):
+                    transfer.connector.serve(call, reply)
+        except ChannelClosed:
+            return  # the other channels are closed, too, which ends the process
 
     def _exchange_beats(self, link: BeatLink) -> None:
         """Exchange heartbeats with the first rank, and report failures in both directions."""

@@ -190,10 +190,14 @@ class RankProcesses:
     Attributes:
         memory: shared with the other ranks on this machine.
         local_ranks: the ranks on this machine.
+        part_channels: to the ranks from 1 on, for parts of KV blocks; empty if some are on another
+            machine.
         stage_sockets: of the first rank.
 
     Raises OSError if the system refuses a process or the memory.
     """
+
+    part_channels: Sequence[Channel] = ()
 
     def __init__(
         self, state: ParallelState, num_bytes: int, expert_memory: RankMemory | None = None
@@ -208,23 +212,30 @@ class RankProcesses:
         handles: list[RankHandle] = []
         channels: list[Channel] = []
         adapter_channels: list[Channel] = []
+        part_channels: list[Channel] = []
         descriptors: tuple[int, ...]
         for rank in range(1, state.world_size):
             ours, theirs = socket.socketpair()
             our_adapters, their_adapters = socket.socketpair()
+            our_parts, their_parts = socket.socketpair()
             descriptors = self.memory.descriptor, theirs.fileno(), their_adapters.fileno()
-            arguments = RankArguments(replace(state, rank=rank), sockets[rank], *descriptors)
+            arguments = RankArguments(
+                replace(state, rank=rank), sockets[rank], *descriptors, parts=their_parts.fileno()
+            )
+            descriptors = *descriptors, their_parts.fileno()
             if expert_memory is not None:
                 first = expert_memory.state
                 arguments.expert_state = replace(first, rank=first.rank + rank)
                 arguments.expert_memory = expert_memory.descriptor
                 descriptors = *descriptors, expert_memory.descriptor
-            with theirs, their_adapters:
+            with theirs, their_adapters, their_parts:
                 handles.append(LocalRank(arguments, (*descriptors, *sockets[rank].descriptors)))
             channels.append(Channel(ours))
             adapter_channels.append(Channel(our_adapters))
+            part_channels.append(Channel(our_parts))
             for descriptor in sockets[rank].descriptors:
                 os.close(descriptor)
+        self.part_channels = part_channels
         self._begin(handles, channels, adapter_channels)
 
     def _begin(
@@ -238,12 +249,13 @@ class RankProcesses:
         self._handles, self._links = handles, links or []
         self._channels, self._adapter_channels = channels, adapter_channels
         self._adapter_lock = threading.Lock()
-        self.watch = RankWatch(self.memory, handles, (*channels, *adapter_channels), self._links)
+        all_channels = (*channels, *adapter_channels, *self.part_channels)
+        self.watch = RankWatch(self.memory, handles, all_channels, self._links)
         self._finalizer = weakref.finalize(
             self,
             _end,
             self.watch,
-            (*channels, *adapter_channels, *self._links),
+            (*all_channels, *self._links),
             handles,
             self.memory.descriptor,
         )

@@ -171,9 +171,13 @@ class DiskTier(StorageTier):
             return self._open(key, location, namespace)
         except UnusableBlock as error:
             self.count_failure(error.reason)
-            with self._index_lock:
-                self._index.pop(key, None)
+            self.forget(key)
             return None
+
+    def forget(self, key: bytes) -> None:
+        """A block can't be used: it isn't read again, and may be written again."""
+        with self._index_lock:
+            self._index.pop(key, None)
 
     def _open(self, key: bytes, location: Location, namespace: str) -> Payload:
         """Read and decrypt a block. Raises `UnusableBlock`."""

@@ -6,7 +6,7 @@ import hashlib
 import logging
 import secrets
 from collections import Counter, deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any
@@ -28,6 +28,7 @@ from engine.kv_transfer.offloading_metadata import (
     SavedBlocks,
     plan_blocks,
 )
+from engine.kv_transfer.ranked_storage import RankedStorage
 from engine.kv_transfer.read_ahead import ReadAhead
 from engine.kv_transfer.storage_queue import StorageQueue, all_done
 from engine.kv_transfer.storage_tier import StorageTier
@@ -282,20 +283,24 @@ class OffloadingConnector(KVConnectorBase):
             self._loading.append((plan.step, loading))
         swapped, self._swap_outs = self._swap_outs, []
         saves = self._filled_blocks(plan, scheduled) if self._saves else []
-        removed = self._pop_removed(plan.step)
+        ranked = self.storage if isinstance(self.storage, RankedStorage) else None
+        num_calls = 0 if ranked is None else ranked.num_calls  # before what they read is looked up
+        removed = self._pop_removed(plan.step, ranked)
         if not (loading or swapped or saves or removed):
             return None
         loads = [block for block, _ in loading] if self._has_other_ranks else []
-        return OffloadingMetadata(plan.step, swapped, saves, loads, removed)
+        return OffloadingMetadata(plan.step, swapped, saves, loads, removed, num_calls)
 
-    def _pop_removed(self, step: int) -> list[tuple[int, bytes]]:
+    def _pop_removed(self, step: int, ranked: RankedStorage | None) -> list[tuple[int, bytes]]:
         """The keys that the plan of `step` must remove on other ranks. A running step may still
         save again what was removed.
         """
         removed = []
         while self._removed and self._removed[0][0] < step - self._max_in_flight:
             entry = self._removed.popleft()
-            if entry[1] not in self.host:
+            # In this order: what was read is in host memory.
+            is_being_read = ranked is not None and ranked.is_being_read(entry[1])
+            if not is_being_read and entry[1] not in self.host:
                 removed.append(entry)
         return removed
 
@@ -306,7 +311,7 @@ class OffloadingConnector(KVConnectorBase):
             self._history.record(key for _, _, keys in blocks for key in keys)
             new = [block for block in blocks if not all(key in self._tier for key in block[2])]
             if new:
-                saves.append((tenant, namespace, new))
+                saves.append((tenant, namespace, new[: self._max_blocks]))
         return saves
 
     @property
@@ -324,7 +329,7 @@ class OffloadingConnector(KVConnectorBase):
             return  # the state includes a token that isn't known yet
         keyed = self._keys.blocks_of(request, 0, num_tokens)
         keyed += self._keys.encoder_blocks(request)
-        blocks = plan_blocks(keyed, block_ids)
+        blocks = plan_blocks(keyed, block_ids)[: self._max_blocks]
         self._swap_outs.append((request.tenant, request.cache_namespace, blocks))
         self._swapped[request.seq_id] = (num_tokens, self._step + 1)
 
@@ -348,10 +353,14 @@ class OffloadingConnector(KVConnectorBase):
         layout = [self._block_size, BlockBuffers.describe(kv_caches), groups]
         self._layout_digest = hashlib.sha256(msgspec.json.encode(layout)).digest()
         block_bytes = self._buffers.block_bytes
-        tier = self.host if self.storage is None else self.storage.tier
-        self._history = EvictionHistory(tier.capacity // block_bytes)
+        num_blocks = self.host.capacity // block_bytes
+        if (storage := self.storage) is not None:
+            num_blocks = storage.tier.capacity // (block_bytes * storage.num_parts)
+        self._history = EvictionHistory(num_blocks)
+        #: That host memory holds.
+        self._max_blocks = self.host.capacity // block_bytes
         if self._read_ahead is not None:
-            self._read_ahead.max_blocks = self.host.capacity // block_bytes
+            self._read_ahead.max_blocks = self._max_blocks
         self._make_keys()
 
     def _make_keys(self) -> None:
@@ -369,7 +378,7 @@ class OffloadingConnector(KVConnectorBase):
         self._running_step = metadata.step
         # Done first: blocks loaded next may reuse those of preempted sequences.
         for tenant, _, blocks in metadata.swapped:
-            self._save(blocks, tenant, self.host)
+            self._save(blocks, tenant, self.host.__contains__)
         while self._loading and self._loading[0][0] <= metadata.step:
             step, loads = self._loading.popleft()
             if step == metadata.step:
@@ -388,14 +397,13 @@ class OffloadingConnector(KVConnectorBase):
             raise LookupError(f"{num_changed} blocks have changed in host memory")
 
     def _save(
-        self, blocks: list[PlannedBlock], tenant: str, tier: HostTier | StorageQueue
+        self, blocks: list[PlannedBlock], tenant: str, is_saved: Callable[[bytes], bool]
     ) -> list[tuple[bytes, Payload]]:
-        """Save the blocks of a sequence that a tier doesn't have."""
-        max_blocks = self.host.capacity // self._buffers.block_bytes
+        """Save the blocks of a sequence whose keys aren't all saved."""
         payloads = [
             (key, payload)
-            for group, block_id, keys in blocks[:max_blocks]
-            if not all(key in tier for key in keys)
+            for group, block_id, keys in blocks
+            if not all(map(is_saved, keys))
             for key, payload in zip(keys, self._buffers.read(group, block_id), strict=True)
         ]
         self.host.put(payloads, tenant)
@@ -405,10 +413,14 @@ class OffloadingConnector(KVConnectorBase):
     def wait_for_save(self) -> None:
         metadata = self._metadata
         if isinstance(metadata, OffloadingMetadata):
+            storage = self.storage
+            is_saved = self.host.__contains__ if storage is None else storage.is_saved
             for tenant, namespace, blocks in metadata.saves:
-                payloads = self._save(blocks, tenant, self._tier)
-                if self.storage is not None:
-                    self.storage.queue_writes(payloads, namespace, tenant)
+                payloads = self._save(blocks, tenant, is_saved)
+                if storage is not None:
+                    storage.queue_writes(payloads, namespace, tenant)
+            if isinstance(storage, RankedStorage):
+                storage.saved_step = metadata.step
 
     def find_tier(self, block_hash: bytes) -> str:
         return self._tier_name if self._keys.first_key(block_hash) in self._tier else ""
@@ -453,7 +465,8 @@ class OffloadingConnector(KVConnectorBase):
             tiers.append(self.storage.tier)
         stats.kv_tier_bytes = {tier.name: tier.used_bytes for tier in tiers}
         stats.kv_tier_capacity_bytes = {tier.name: tier.capacity for tier in tiers}
-        stats.kv_tier_failures_total = dict(sum((tier.failures for tier in tiers), Counter[str]()))
+        failures = Counter[str]() if self.storage is None else self.storage.failures
+        stats.kv_tier_failures_total = dict(host.failures + failures)
         stats.kv_tier_hit_tokens_total = {self._tier_name: self.num_matched_tokens}
         stats.kv_tier_evicted_tokens_total = {self._tier_name: self.num_evicted_tokens}
         stats.kv_tier_saved_seconds_total = {

@@ -22,6 +22,7 @@ class OffloadingMetadata(KVConnectorMetadata):
     saves: blocks that the step fills.
     loads: the blocks to load, for other ranks.
     removed: steps, and the keys that they removed from the tier, for other ranks.
+    num_calls: number of the last call of other ranks (`RankedStorage`) before `removed` was known.
     """
 
     step: int
@@ -29,6 +30,7 @@ class OffloadingMetadata(KVConnectorMetadata):
     saves: list[SavedBlocks] = msgspec.field(default_factory=list)
     loads: list[PlannedBlock] = msgspec.field(default_factory=list)
     removed: list[tuple[int, bytes]] = msgspec.field(default_factory=list)
+    num_calls: int = 0
 
 
 def plan_blocks(blocks: Sequence[KeyedBlock], block_ids: list[list[int]]) -> list[PlannedBlock]:

@@ -44,13 +44,13 @@ class ReadAhead:
         if not request.prefilled:
             hashes = request.block_hashes.hash_full_blocks(token_ids, size)[first:end]
             end = first + keys.longest_hit(
-                hashes, lambda key: key in self._host or storage.tier.may_contain(key)
+                hashes, lambda key: key in self._host or storage.may_contain(key)
             )
             if end > first and not (keys.are_all_needed or storage.tier.is_indexed):
                 return self._start_longest_hit(request, first, end, keys)
         # Blocks that all tokens need are read first: up to the first one that can't be read.
         blocks = keys.encoder_blocks(request) if needs_encoding else []
-        if not all(storage.tier.may_contain(key) for block in blocks for key in block.keys):
+        if not all(storage.may_contain(key) for block in blocks for key in block.keys):
             blocks = []
         if end > first:
             blocks += keys.blocks_of(request, first * size, end * size)

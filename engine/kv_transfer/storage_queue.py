@@ -6,6 +6,7 @@ import logging
 import math
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
@@ -35,11 +36,19 @@ class StorageQueue:
 
     Attributes:
         tier: the storage.
+        num_parts: that a block has there.
     """
 
-    def __init__(self, tier: StorageTier, host: HostTier) -> None:
-        """`host`: tier for blocks that were read; it also limits the bytes queued for writing."""
+    num_parts = 1
+
+    def __init__(
+        self, tier: StorageTier, host: HostTier, max_queued_bytes: int | None = None
+    ) -> None:
+        """`host`: tier for blocks that were read. `max_queued_bytes`: of blocks to be written;
+        None: what `host` has room for.
+        """
         self.tier, self._host = tier, host
+        self._max_queued_bytes = host.capacity if max_queued_bytes is None else max_queued_bytes
         self._writer = ThreadPoolExecutor(1, "kv-write")
         self._readers = ThreadPoolExecutor(NUM_READERS, "kv-read")
         self._followers = ThreadPoolExecutor(NUM_READERS, "kv-follow")
@@ -61,6 +70,19 @@ class StorageQueue:
         """Whether a block is stored or about to be."""
         return key in self.tier or key in self._queued
 
+    def may_contain(self, key: bytes) -> bool:
+        """Whether a block is worth a try to read it."""
+        return self.tier.may_contain(key)
+
+    def is_saved(self, key: bytes) -> bool:
+        """Whether a block that a plan saves needn't be copied from the KV cache."""
+        return key in self
+
+    @property
+    def failures(self) -> Counter[str]:
+        """Number of blocks that couldn't be read or written, by reason."""
+        return self.tier.failures
+
     @property
     def hangs(self) -> bool:
         """Whether a reader has been at the same blocks for longer than a request waits."""
@@ -76,7 +98,7 @@ class StorageQueue:
         """
         for key, payload in blocks:
             with self._lock:
-                is_full = self._queued_bytes + payload.nbytes > self._host.capacity
+                is_full = self._queued_bytes + payload.nbytes > self._max_queued_bytes
                 if not is_full:
                     self._queued_bytes += payload.nbytes
                     self._queued.add(key)
