@@ -143,11 +143,12 @@ class ModelShard:
         full, local, rank = self.full_spec, self.spec, self.ranks.rank
         if not self.splits_heads:
             return None
-        query = local.q_size * rank
-        key = full.q_size + self.kv_head_range.start * full.head_dim
+        width = 2 if full.attention_output_gate else 1  # each query is followed by its gate
+        query = width * local.q_size * rank
+        key = width * full.q_size + self.kv_head_range.start * full.head_dim
         value = key + full.kv_size
         return [
-            range(query, query + local.q_size),
+            range(query, query + width * local.q_size),
             range(key, key + local.kv_size),
             range(value, value + local.kv_size),
         ]
@@ -170,11 +171,9 @@ class ModelShard:
 def splits_heads(spec: DecoderSpec, size: int) -> bool:
     """Return whether heads can be split: they are independent and their number is divisible."""
     couples_heads = (
-        spec.states is not None
+        spec.shared is not None
         or spec.sparse is not None
         or spec.cross is not None
-        or spec.attention_output_gate
-        or spec.layer_kv_heads
         or spec.kv_sources
         or spec.qk_norm == "rms_full"
     )

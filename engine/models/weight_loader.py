@@ -207,8 +207,6 @@ class WeightLoader:
         returns all ranks' outputs, and gathers its input by `inputs`, see `RankGroup.shard_linear`.
         """
         spec = self.spec
-        if linear.order == "repeated":
-            return self._repeat_kv_heads(linear)
         order = ungroup_qkv_rows(spec) if linear.order == "grouped" else None
         if linear.order == "interleaved":
             order = torch.arange(linear.rows).view(-1, 2).T.flatten()
@@ -217,6 +215,10 @@ class WeightLoader:
         ]
         parts = linear.parts if linear.bias else ()
         biases = [self._bias(part) for part in parts]
+        if linear.order == "repeated":
+            heads = repeat_kv_rows(spec, linear.parts[1].rows)
+            matrices[1:] = [RowSelection(matrix, heads) for matrix in matrices[1:]]
+            biases[1:] = [bias[heads] for bias in biases[1:]]
         added = torch.cat(biases) if biases else None
         if order is not None and added is not None:
             added = added[order]
@@ -267,17 +269,6 @@ class WeightLoader:
         return self.pack_sources(
             _select_rows(matrices, rows, order), bias, quantization, names=names
         )
-
-    def _repeat_kv_heads(self, linear: FusedLinear) -> LinearLayer:
-        """Load a layer with fewer KV heads than others; each is repeated to get their number."""
-        q, k, v = linear.parts
-        order = repeat_kv_rows(self.spec, k.rows)
-        queries = self.tensor(f"{q.name}.weight", (q.rows, linear.columns))
-        keys, values = (
-            self.tensor(f"{part.name}.weight", (part.rows, linear.columns))[order]
-            for part in (k, v)
-        )
-        return self.pack(torch.cat((queries, keys, values)), None)
 
     def table(self, table: TableDescription) -> LinearLayer:
         """Load the output layer or the embedding."""

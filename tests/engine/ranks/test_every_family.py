@@ -16,9 +16,9 @@ __all__ = ["checkpoint"]
 
 pytestmark = [pytest.mark.system, pytest.mark.usefixtures("compiler")]
 
-#: Experts; latents; states; a norm over all heads; experts with biases and interleaved rows; one
-#: fused weight; ALiBi.
-QUICK = ("mixtral", "deepseek_v3", "qwen3_next", "olmo2", "gpt_oss", "phi3", "bloom")
+#: Experts; latents; states and gates; numbers of KV heads by layer; a norm over all heads; experts
+#: with biases and interleaved rows; one fused weight; ALiBi.
+QUICK = ("mixtral", "deepseek_v3", "qwen3_next", "decilm", "olmo2", "gpt_oss", "phi3", "bloom")
 #: Latents; states; a norm of embeddings and ALiBi.
 QUICK_STAGES = ("deepseek_v3", "qwen3_next", "bloom")
 #: Experts with a shared one and groups; with biases, packed all together.

@@ -136,6 +136,20 @@ def test_a_rank_has_its_heads_over_latents_and_all_latents(
     assert caches[0] == caches[1]
 
 
+@pytest.mark.parametrize(("family", "layer"), [("qwen3_next", 1), ("decilm", 0)])
+def test_a_rank_has_its_share_of_gated_and_of_repeated_heads(
+    family: str, layer: int, checkpoint: Callable[[str], Path]
+) -> None:
+    rows, heads = [], []
+    for size in (1, 2):
+        with running(checkpoint(family), size, skip_tokenizer_init=True) as llm:
+            model = llm.core.executor.worker.loaded.model
+            rows.append(model.weights[layer].attention.qkv.out_features)
+            heads.append(model.kv_caches[0].keys.shape[1])
+    assert rows[0] == 2 * rows[1]
+    assert heads[0] == 2 * heads[1]
+
+
 def resident_bytes(path: Path) -> int:
     """Bytes of a file that this process has in memory because it read them from its mapping."""
     total, is_mapping = 0, False
