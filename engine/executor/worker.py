@@ -527,8 +527,8 @@ class Worker:
         self._masks.clear()
         if self._balancer is not None:
             self._balancer.reset()
-        if self.ranks is not None and self.kv_transfer is not None:
-            # Ranks may have saved different blocks of the step.
+        if self._memory is not None and self.kv_transfer is not None:
+            # Ranks, of other stages too, may have saved different blocks of the step.
             self.kv_transfer.connector.reset_cache()
 
     def _use_threads(self) -> None:

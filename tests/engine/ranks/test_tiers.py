@@ -102,6 +102,25 @@ def test_as_many_blocks_fit_into_stages_with_other_numbers_of_layers(model_folde
 
 @pytest.mark.slow
 @pytest.mark.parametrize("options", [{}, STAGES])
+def test_ranks_begin_anew_after_a_step_that_some_may_have_saved(
+    model_folder: Folder, options: dict[str, Any]
+) -> None:
+    folder, prompts = model_folder("llama"), {"r": prompt(1, 90)}
+    expected = run(make(folder), prompts)
+    with running(folder, kv_offloading_size=0.01, **options) as core:
+        for _ in range(2):
+            assert run(core, prompts) == expected
+            forget_kv_cache(core)
+            type(core.executor).resume(core.executor)
+        assert matched(core) == 0
+        for _ in range(2):
+            assert run(core, prompts) == expected
+            forget_kv_cache(core)
+        assert matched(core) == 80
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("options", [{}, STAGES])
 def test_sequences_of_two_ranks_are_swapped(model_folder: Folder, options: dict[str, Any]) -> None:
     folder = model_folder("llama")
     prompts = {f"r{seed}": prompt(seed, 60) for seed in range(5)}
