@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 from engine.kv_cache import KVCacheConfig
@@ -20,7 +20,7 @@ from engine.kv_transfer.block_buffers import BlockBuffers
 from engine.kv_transfer.host_tier import HostTier
 from engine.kv_transfer.offloading_metadata import OffloadingMetadata, PlannedBlock
 from engine.kv_transfer.ranked_storage import FlushParts, PartsReply, ReadParts, part_key
-from engine.kv_transfer.storage_queue import StorageQueue
+from engine.kv_transfer.storage_queue import StorageQueue, log_error
 
 
 class RankConnector(KVConnectorBase):
@@ -121,7 +121,7 @@ class RankConnector(KVConnectorBase):
         if storage is None:
             reply(PartsReply(call.number))
         elif isinstance(call, FlushParts):
-            self._flusher.submit(self._flush, storage, call, reply)
+            self._flusher.submit(self._flush, storage, call, reply).add_done_callback(log_error)
         else:
             self._read(storage, call, reply)
 
@@ -132,7 +132,8 @@ class RankConnector(KVConnectorBase):
         with self._read_lock:
             self._read_by.update(dict.fromkeys(parts, call.number))
 
-        def on_read(reading: object) -> None:
+        def on_read(reading: Future[None]) -> None:
+            log_error(reading)
             num_read = next(
                 (n for n, part in enumerate(parts) if part not in self.host), len(parts)
             )

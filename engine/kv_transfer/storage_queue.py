@@ -106,7 +106,7 @@ class StorageQueue:
                 self.tier.count_failure("queue_full")
                 continue
             write = self._writer.submit(self._write, key, payload, namespace, tenant)
-            write.add_done_callback(_log_error)
+            write.add_done_callback(log_error)
 
     def _write(self, key: bytes, payload: Payload, namespace: str, tenant: str) -> None:
         try:
@@ -181,7 +181,7 @@ class StorageQueue:
         following = self._followers.submit(
             self._follow, request_id, keys, tenant, namespace, source
         )
-        following.add_done_callback(_log_error)
+        following.add_done_callback(log_error)
         following.add_done_callback(lambda _: self.stop_following(request_id))
 
     def stop_following(self, request_id: str) -> None:
@@ -219,7 +219,7 @@ class StorageQueue:
         if time.monotonic() - self._refreshed_at > _REFRESH_S:
             self._refreshed_at = time.monotonic()
             self._refresh = self._readers.submit(self.tier.refresh)
-            self._refresh.add_done_callback(_log_error)
+            self._refresh.add_done_callback(log_error)
 
     def flush(self, timeout_s: float | None = None) -> None:
         """Wait until all that waits now is written.
@@ -241,7 +241,8 @@ class StorageQueue:
         self.tier.close()
 
 
-def _log_error(future: Future[None]) -> None:
+def log_error(future: Future[None]) -> None:
+    """Log what a storage's thread has raised."""
     if (error := future.exception()) is not None:
         log.error("A storage tier failed", exc_info=error)
 
