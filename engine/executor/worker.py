@@ -38,7 +38,7 @@ from engine.models.decoder import NativeDecoder
 from engine.models.decoder_spec import DecoderSpec
 from engine.models.interface import ModelFacts, SupportsMultiModal
 from engine.models.rotary_embedding import MAX_PLANE_ROWS
-from engine.models.sharding import PARAM, num_kv_copies
+from engine.models.sharding import PARAM, num_kv_copies, num_state_copies
 from engine.sampling.custom_processors import LogitsProcessors
 from engine.sampling.logits_processor import LogitsProcessor, processor_classes
 from engine.scheduler.plan import GrammarOutput, StepPlan, StepResult
@@ -243,7 +243,7 @@ class Worker:
         if isinstance(spec, DecoderSpec) and spec.states is not None and max_stateful is not None:
             # A prefix ends with a block of keys and values, so more checkpoints than those are
             # useless.
-            num_checkpoints = min(num_blocks, self.device.max_checkpoints(spec.state_bytes))
+            num_checkpoints = min(num_blocks, self.device.max_checkpoints(self._state_bytes()))
             layout = layout.with_states(max_stateful + num_checkpoints)
         self.capacity = Capacity(
             num_blocks=num_blocks,
@@ -322,9 +322,17 @@ class Worker:
         )
         return self.device.num_blocks(requirements)
 
+    def _state_bytes(self) -> int:
+        """Bytes of a sequence's states in all ranks together."""
+        spec = self.loaded.spec
+        size: int = getattr(spec, "state_bytes", 0)
+        if self.ranks is not None and isinstance(spec, DecoderSpec):
+            size *= num_state_copies(spec, self.ranks.size)
+        return size
+
     def _max_stateful_sequences(self) -> int | None:
         """Number of sequences whose states fit into memory; None: sequences have no states."""
-        size: int = getattr(self.loaded.spec, "state_bytes", 0)
+        size = self._state_bytes()
         max_states = self.device.max_states(size) if size else None
         if max_states is None:
             return None

@@ -192,6 +192,13 @@ class MambaSpec:
         return self.values if values_only else self.values + 2 * self.keys
 
     @property
+    def conv_sizes(self) -> tuple[int, ...]:
+        """Channels of the convolution, by part."""
+        if self.kind in ("delta", "kda"):
+            return self.keys, self.keys, self.values
+        return (self.values, self.keys, self.keys) if self.kind == "mamba2" else (self.channels,)
+
+    @property
     def input_sizes(self) -> tuple[int, ...]:
         """Outputs of the input projection, by part."""
         if self.kind == "conv":

@@ -10,13 +10,13 @@ heads depend on each other; then only the linear layers around it are split.
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from engine.contract.errors import ConfigError
 from engine.distributed.expert_placement import assign_experts
 from engine.distributed.parallel_state import CONTEXT_PARAM, PIPELINE_PARAM, TENSOR_PARAM
-from engine.models.decoder_spec import DecoderSpec
+from engine.models.decoder_spec import DecoderSpec, MambaSpec
 from kernels.interface import RankGroup
 
 log = logging.getLogger(__name__)
@@ -65,6 +65,7 @@ class ModelShard:
         full_spec: the spec of the model.
         spec: the spec of this rank's layers, with its heads and its part of the MLP.
         splits_heads: whether each rank has some of the heads; otherwise each has all heads.
+        splits_states: whether each rank has some heads of states; otherwise each has all of them.
         kv_ranks: the group if each rank has some tokens of a KV block; None if each has all of its
             heads' KV cache.
     """
@@ -88,6 +89,7 @@ class ModelShard:
                 "Each of %d ranks computes all heads of %s, and has all of its KV cache.",
                 size, spec.architecture,
             )  # fmt: skip
+        self.splits_states = splits_states(spec, size)
         inner = self.local_slice(split_evenly(spec.intermediate_size, size))
         self.spec = replace(spec, intermediate_size=inner.stop - inner.start)
         if self.splits_heads:
@@ -98,6 +100,10 @@ class ModelShard:
                 num_kv_heads=max(1, spec.num_kv_heads // size),
                 alibi_slopes=spec.alibi_slopes and spec.alibi_slopes[first : first + num_heads],
             )
+        if (states := spec.states) is not None and self.splits_states:
+            num_heads, num_key_heads = states.num_heads // size, states.num_key_heads // size
+            states = replace(states, num_heads=num_heads, num_key_heads=num_key_heads)
+            self.spec = replace(self.spec, states=states)
 
     def head_starts(self, head_size: int) -> tuple[int, ...] | None:
         """Return [size + 1], where each rank's outputs of attention begin; None if each has all.
@@ -118,6 +124,22 @@ class ModelShard:
             return None
         rows = self.local_slice(starts)
         return [range(rows.start, rows.stop)]
+
+    def state_rows(self, sizes_of: Callable[[MambaSpec], Sequence[int]]) -> list[range] | None:
+        """Return this rank's rows of a layer with a state; None if states aren't split.
+
+        `sizes_of`: the sizes of the rows' parts. A part that isn't smaller in a rank is the same in
+        all.
+        """
+        full, local_spec = self.full_spec.states, self.spec.states
+        if full is None or local_spec is None or not self.splits_states:
+            return None
+        rows, above = [], 0
+        for size, local in zip(sizes_of(full), sizes_of(local_spec), strict=True):
+            first = above if local == size else above + local * self.ranks.rank
+            rows.append(range(first, first + local))
+            above += size
+        return rows
 
     def inner(self, columns: int) -> tuple[int, ...]:
         """Return where each rank's columns begin in the middle of an MLP or expert."""
@@ -182,6 +204,16 @@ def splits_heads(spec: DecoderSpec, size: int) -> bool:
     return divides and not couples_heads
 
 
+def splits_states(spec: DecoderSpec, size: int) -> bool:
+    """Return whether states can be split, each key head with its heads: there are enough, and
+    neither a projection nor a norm joins them.
+    """
+    states = spec.states
+    if states is None or states.kind not in ("mamba2", "delta", "kda"):
+        return False
+    return states.num_key_heads % size == 0
+
+
 def _check_deals_tokens(spec: DecoderSpec, size: int) -> None:
     if spec.cross is not None or (spec.latents is not None and spec.latents.index is not None):
         reads = "an encoder's states" if spec.cross is not None else "tokens that an index chooses"
@@ -195,6 +227,11 @@ def _check_deals_tokens(spec: DecoderSpec, size: int) -> None:
 def num_kv_copies(spec: DecoderSpec, size: int) -> int:
     """Return the number of ranks with a copy of the same keys."""
     return max(1, size // spec.num_kv_heads) if splits_heads(spec, size) else size
+
+
+def num_state_copies(spec: DecoderSpec, size: int) -> int:
+    """Return the number of ranks with a copy of the same states."""
+    return 1 if splits_states(spec, size) else size
 
 
 def check_stages(spec: DecoderSpec, size: int) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import fields, replace
 from functools import cached_property
 from typing import Any
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from engine.contract.replica_state import LayerReport
-from engine.models.decoder_spec import DecoderSpec
+from engine.models.decoder_spec import DecoderSpec, MambaSpec
 from engine.models.expert_loader import ExpertLoader
 from engine.models.layers.linear import (
     AltUpDescription,
@@ -522,12 +522,35 @@ class WeightLoader:
         )
 
     def _state(self, described: StateDescription) -> StateWeights:
-        state, heads = described.state, described.state.num_heads
-        conv = torch.ones((state.channels, 1, state.conv_width), device=self.ops.device)
+        full, shard = described.state, self.shard
+        state = full if shard is None or shard.spec.states is None else shard.spec.states
+
+        def rows(sizes_of: Callable[[MambaSpec], Sequence[int]]) -> list[range] | None:
+            return None if shard is None else shard.state_rows(sizes_of)
+
+        def local(values: Tensor, sizes_of: Callable[[MambaSpec], Sequence[int]]) -> Tensor:
+            selected = rows(sizes_of)
+            return values if selected is None else values[_numbers(selected)]
+
+        def by_head(name: str, *sizes: int) -> Tensor:
+            return local(self.vector(name, *sizes), lambda of: (of.num_heads,))
+
+        def of_input(of: MambaSpec) -> Sequence[int]:
+            # The parts of "delta" are by key head.
+            return (of.input_rows,) if of.kind == "delta" else of.input_sizes
+
+        def of_rates(of: MambaSpec) -> Sequence[int]:
+            return (of.keys,) if of.kind == "kda" else (2 * of.num_heads,)
+
+        heads = full.num_heads
+        conv = torch.ones((full.channels, 1, full.conv_width), device=self.ops.device)
         if described.conv:
-            shape = state.channels // len(described.conv), 1, state.conv_width
+            shape = full.channels // len(described.conv), 1, full.conv_width
             conv = torch.cat([self.vector(f"{name}.weight", *shape) for name in described.conv])
-        bias = f"{described.conv[0]}.bias" if state.conv_bias else ""
+        conv_bias = None
+        if full.conv_bias:
+            conv_bias = self.vector(f"{described.conv[0]}.bias", full.channels)
+            conv_bias = local(conv_bias, lambda of: of.conv_sizes)
         scan, norm, scales = None, None, None
         if state.kind not in ("conv", "rg_lru"):
             sizes: tuple[int, ...] = (heads,)
@@ -535,39 +558,47 @@ class WeightLoader:
                 sizes = (heads, state.key_size)
             if state.kind == "kda":
                 sizes = (1, 1, heads, 1)
-            no_bias = torch.zeros(heads, device=self.ops.device)
-            num_rates = state.keys if state.kind == "kda" else heads
+            rate_bias = torch.zeros(state.num_heads, device=self.ops.device)
+            if described.rate_bias and state.kind == "kda":
+                by_key = self.vector(described.rate_bias, full.keys).view(heads, state.key_size)
+                rate_bias = local(by_key, lambda of: (of.num_heads,))
+            elif described.rate_bias:
+                rate_bias = by_head(described.rate_bias, heads)
+            decay = torch.tensor(described.fixed_decays, device=self.ops.device)
+            if described.decay:
+                decay = -self.vector(described.decay, *sizes).exp()
+            if state.kind == "kda":
+                decay = decay.flatten()
             scan = ScanWeights(
-                decay=-self.vector(described.decay, *sizes).exp()
-                if described.decay
-                else torch.tensor(described.fixed_decays, device=self.ops.device),
-                rate_bias=self.vector(described.rate_bias, num_rates)
-                if described.rate_bias
-                else no_bias,
-                skip=self.vector(described.skip, heads) if described.skip else None,
+                decay=local(decay, lambda of: (of.num_heads,)),
+                rate_bias=rate_bias,
+                skip=by_head(described.skip, heads) if described.skip else None,
                 limits=state.limits,
                 delta=state.kind in ("delta", "kda"),
             )
-            if state.kind == "kda":
-                by_key = scan.rate_bias.view(heads, state.key_size)
-                scan = replace(scan, decay=scan.decay.flatten(), rate_bias=by_key)
         if described.norm.name:
             # Without the offset of the family's other norms.
             norm = self.vector(f"{described.norm.name}.weight", described.norm.size)
+            if described.norm.size == full.values:
+                norm = local(norm, lambda of: (of.values,))
         if state.input_scales:
             scales = torch.tensor(state.input_scales, device=self.ops.device)
             counts = torch.tensor(state.input_sizes, device=self.ops.device)
             scales = scales.repeat_interleave(counts)
-        selection = described.selection
+        selection, starts = described.selection, None
+        if shard is not None and shard.splits_states:
+            starts = [state.values * rank for rank in range(shard.ranks.size + 1)]
         return StateWeights(
             state=state,
-            inputs=self.linear(described.inputs),
+            inputs=self.linear(described.inputs, rows(of_input)),
             selection=None if selection is None else self.linear(selection),
-            rates=None if described.rates is None else self.linear(described.rates),
-            gates=None if described.gates is None else self.linear(described.gates),
-            output=self.linear(described.output),
-            conv=conv[:, 0].T.contiguous(),
-            conv_bias=self.vector(bias, state.channels) if bias else None,
+            rates=None if described.rates is None else self.linear(described.rates, rows(of_rates)),
+            gates=None
+            if described.gates is None
+            else self.linear(described.gates, rows(lambda of: (of.values,))),
+            output=self.linear(described.output, inputs=starts),
+            conv=local(conv[:, 0], lambda of: of.conv_sizes).T.contiguous(),
+            conv_bias=conv_bias,
             scan=scan,
             norm=norm,
             input_scales=scales,

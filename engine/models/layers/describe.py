@@ -342,7 +342,7 @@ def _state(spec: DecoderSpec, state: MambaSpec, index: int, prefix: str) -> Stat
     norms = (state.dt_norm, state.key_norm, state.query_norm)
     return StateDescription(
         state=state,
-        inputs=FusedLinear(parts=tuple(inputs), columns=hidden, bias=state.bias),
+        inputs=FusedLinear(parts=tuple(inputs), columns=hidden, bias=state.bias, split="rows"),
         selection=selection,
         rates=rates,
         gates=gates,
@@ -355,7 +355,7 @@ def _state(spec: DecoderSpec, state: MambaSpec, index: int, prefix: str) -> Stat
             name(state.gated_norm),
             state.value_size if state.kind in ("delta", "kda") else values,
         ),
-        output=_linear(prefix + state.output, hidden, values, state.bias),
+        output=_linear(prefix + state.output, hidden, values, state.bias, "columns"),
         selection_norms=tuple(
             NormDescription(name(norm), size)
             for norm, size in zip(norms, state.x_sizes, strict=True)

@@ -32,7 +32,9 @@ int project(const StateLayer& s, const MixerCall& call, float* out) {
 }
 
 int finish(const StateLayer& s, const MixerCall& call, const float* x) {
-  return multiply(call, &LoraLayer::state_out, *s.output, call.out, x);
+  // Of ranks each has some of the output's inputs.
+  return adapted_linear(call.adapters, &LoraLayer::state_out, *s.output, call.out, x, values_of(s), 0,
+                        call.of.tokens, call.threads);
 }
 
 // Copies `width` columns of each token.
@@ -79,7 +81,7 @@ void norm_by_key_head(const StateLayer& s, const MixerCall& call, float* x) {
 
 // Inputs: gate, values, keys, queries, rates.
 int mamba2(const StateLayer& s, const MixerCall& call) {
-  const int64_t tokens = call.of.tokens, width = s.inputs->n;
+  const int64_t tokens = call.of.tokens, width = s.inputs->outputs();
   const int64_t values = values_of(s), keys = keys_of(s);
   float *projected, *convolved, *scanned;
   Layout layout;
@@ -146,7 +148,7 @@ int mamba1(const StateLayer& s, const MixerCall& call) {
 int delta(const StateLayer& s, const MixerCall& call) {
   const int64_t tokens = call.of.tokens, values = values_of(s), keys = keys_of(s);
   const int64_t size = s.key_size, shared = s.heads / s.key_heads, wide = shared * s.value_size;
-  const int64_t width = s.inputs->n, head = width / s.key_heads;
+  const int64_t width = s.inputs->outputs(), head = width / s.key_heads;
   float *projected, *mixed, *gates, *by_head, *betas, *rates, *convolved, *scanned;
   Layout layout;
   layout.add(&projected, tokens * width);
@@ -211,7 +213,7 @@ int short_conv(const StateLayer& s, const MixerCall& call) {
 // Inputs: by head query, key and value, then the gates. All rates are 1 by their limits.
 int lightning(const StateLayer& s, const MixerCall& call) {
   const int64_t tokens = call.of.tokens, values = values_of(s), size = s.value_size;
-  const int64_t width = s.inputs->n;
+  const int64_t width = s.inputs->outputs();
   float *projected, *convolved, *queries, *keys, *mixed, *rates, *scanned;
   Layout layout;
   layout.add(&projected, tokens * width);
@@ -244,7 +246,7 @@ int lightning(const StateLayer& s, const MixerCall& call) {
 // Inputs: queries, keys, values, the inputs of `rates` and of `gates`, betas.
 int kimi_delta(const StateLayer& s, const MixerCall& call) {
   const int64_t tokens = call.of.tokens, values = values_of(s), keys = keys_of(s);
-  const int64_t rank = s.rates->k, width = s.inputs->n;
+  const int64_t rank = s.rates->k, width = s.inputs->outputs();
   float *projected, *convolved, *low, *rates, *gates, *scanned;
   Layout layout;
   layout.add(&projected, tokens * width);

@@ -150,6 +150,24 @@ def test_a_rank_has_its_share_of_gated_and_of_repeated_heads(
     assert heads[0] == 2 * heads[1]
 
 
+@pytest.mark.parametrize(
+    ("family", "copies"),
+    [("qwen3_next", 1), ("falcon_h1", 2)],  # two key heads; one, of which each rank has a copy
+)
+def test_a_rank_has_its_share_of_the_states_that_can_be_split(
+    family: str, copies: int, checkpoint: Callable[[str], Path]
+) -> None:
+    sizes, total = [], []
+    for size in (1, 2):
+        with running(checkpoint(family), size, skip_tokenizer_init=True) as llm:
+            worker = llm.core.executor.worker
+            state = worker.loaded.model.states.layers[0]
+            sizes.append(sum(part[0].nbytes for part in state.parts))
+            total.append(worker._state_bytes())
+    assert sizes[1] * 2 == sizes[0] * copies
+    assert total[1] == total[0] * copies
+
+
 def resident_bytes(path: Path) -> int:
     """Bytes of a file that this process has in memory because it read them from its mapping."""
     total, is_mapping = 0, False
