@@ -63,7 +63,8 @@ class PartsReply(msgspec.Struct):
 
 def part_key(key: bytes, rank: int) -> bytes:
     """Key of another rank's part of a block of which the first rank's part has this key."""
-    return hashlib.sha256(key + rank.to_bytes(4, "little")).digest()
+    # A block's later payloads have keys of its first one's and a number (`BlockKeys.of_block`).
+    return hashlib.sha256(key + b"rank" + rank.to_bytes(4, "little")).digest()
 
 
 class _Call:

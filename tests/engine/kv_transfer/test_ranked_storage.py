@@ -16,6 +16,7 @@ import torch
 
 from engine.distributed.channel import Channel, ChannelClosed, encode_frame
 from engine.kv_cache.kv_cache_config import single_group_config
+from engine.kv_transfer.block_keys import BlockKeys
 from engine.kv_transfer.disk_tier import DiskTier
 from engine.kv_transfer.host_tier import HostTier
 from engine.kv_transfer.offloading_metadata import OffloadingMetadata
@@ -123,6 +124,12 @@ def test_blocks_are_there_once_both_parts_are_written(group: Group) -> None:
     group.save(1)
     group.forget()
     assert all(key in group.storage and group.storage.may_contain(key) for key in KEYS)
+
+
+def test_no_part_has_the_key_of_another_payload_of_its_block() -> None:
+    keys = BlockKeys(b"", single_group_config(1), 16, [9]).of_block(0, bytes(32))
+    parts = [part_key(key, rank) for key in keys for rank in range(1, 9)]
+    assert len({*keys, *parts}) == 9 * 9
 
 
 def test_both_read_their_parts(group: Group) -> None:
