@@ -36,7 +36,10 @@ if TYPE_CHECKING:
 #: The slot of the layer that computes each head's keys and values from latents.
 LATENT_HEADS = "latent_heads"
 #: Linear layers that support adapters in tensor parallelism.
-_SHARDED_SLOTS = ("qkv", "o", "up", "down")
+_SHARDED_SLOTS = (
+    *("qkv", "o", "up", "down"),
+    *("state_in", "state_selection", "state_rates", "state_gates", "state_out"),
+)
 
 
 class TransformersModules(TargetModules):
@@ -136,12 +139,7 @@ def pack_adapter(
     layers = [dict(packer.layer(index)) for index in range(packer.num_layers)]
     embedding, head = packer.embedding(), packer.head()
     table = model.lora_table([*layers, packer.ends] if model.lora_slots else layers)
-    spec = model.spec
-    # Each rank computes all heads of layers with states or latents.
-    has_all_heads = isinstance(spec, DecoderSpec) and not (
-        spec.states is None and spec.latents is None
-    )
-    if shard is not None and (table is None or has_all_heads):
+    if shard is not None and table is None:  # the layers would run one by one
         raise _shard_error(num_ranks, f"of {model.spec.architecture}")
     return AdapterWeights(
         digest=adapter.digest,
@@ -289,7 +287,7 @@ class AdapterPacker:
         if slot == "up":
             inner = linears["down"].columns
             return shard.up_rows(inner, gated=linears["up"].rows > inner)
-        return None
+        return shard.state_linear_rows(slot)
 
     def _fused(
         self, linear: FusedLinear, layer: AdaptableLinear, deltas: list[LoRALayer | None]

@@ -141,6 +141,13 @@ class ModelShard:
             above += size
         return rows
 
+    def state_linear_rows(self, slot: str) -> list[range] | None:
+        """Return this rank's rows of a linear layer of a state, by its slot in
+        `StateDescription.linears`; None for all rows.
+        """
+        sizes_of = _STATE_LINEARS.get(slot)
+        return None if sizes_of is None else self.state_rows(sizes_of)
+
     def inner(self, columns: int) -> tuple[int, ...]:
         """Return where each rank's columns begin in the middle of an MLP or expert."""
         return split_evenly(columns, self.ranks.size)
@@ -188,6 +195,14 @@ class ModelShard:
     def local_slice(self, starts: Sequence[int]) -> slice:
         """Return this rank's part."""
         return slice(starts[self.ranks.rank], starts[self.ranks.rank + 1])
+
+
+#: By slot the parts of a linear layer's rows. Inputs and rates of "delta" are by key head.
+_STATE_LINEARS: dict[str, Callable[[MambaSpec], Sequence[int]]] = {
+    "state_in": lambda of: (of.input_rows,) if of.kind == "delta" else of.input_sizes,
+    "state_rates": lambda of: (of.keys if of.kind == "kda" else 2 * of.num_heads,),
+    "state_gates": lambda of: (of.values,),
+}
 
 
 def splits_heads(spec: DecoderSpec, size: int) -> bool:

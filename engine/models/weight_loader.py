@@ -525,22 +525,15 @@ class WeightLoader:
         full, shard = described.state, self.shard
         state = full if shard is None or shard.spec.states is None else shard.spec.states
 
-        def rows(sizes_of: Callable[[MambaSpec], Sequence[int]]) -> list[range] | None:
-            return None if shard is None else shard.state_rows(sizes_of)
+        def rows(slot: str) -> list[range] | None:
+            return None if shard is None else shard.state_linear_rows(slot)
 
         def local(values: Tensor, sizes_of: Callable[[MambaSpec], Sequence[int]]) -> Tensor:
-            selected = rows(sizes_of)
+            selected = None if shard is None else shard.state_rows(sizes_of)
             return values if selected is None else values[_numbers(selected)]
 
         def by_head(name: str, *sizes: int) -> Tensor:
             return local(self.vector(name, *sizes), lambda of: (of.num_heads,))
-
-        def of_input(of: MambaSpec) -> Sequence[int]:
-            # The parts of "delta" are by key head.
-            return (of.input_rows,) if of.kind == "delta" else of.input_sizes
-
-        def of_rates(of: MambaSpec) -> Sequence[int]:
-            return (of.keys,) if of.kind == "kda" else (2 * of.num_heads,)
 
         heads = full.num_heads
         conv = torch.ones((full.channels, 1, full.conv_width), device=self.ops.device)
@@ -590,12 +583,14 @@ class WeightLoader:
             starts = [state.values * rank for rank in range(shard.ranks.size + 1)]
         return StateWeights(
             state=state,
-            inputs=self.linear(described.inputs, rows(of_input)),
+            inputs=self.linear(described.inputs, rows("state_in")),
             selection=None if selection is None else self.linear(selection),
-            rates=None if described.rates is None else self.linear(described.rates, rows(of_rates)),
+            rates=None
+            if described.rates is None
+            else self.linear(described.rates, rows("state_rates")),
             gates=None
             if described.gates is None
-            else self.linear(described.gates, rows(lambda of: (of.values,))),
+            else self.linear(described.gates, rows("state_gates")),
             output=self.linear(described.output, inputs=starts),
             conv=local(conv[:, 0], lambda of: of.conv_sizes).T.contiguous(),
             conv_bias=conv_bias,

@@ -125,7 +125,30 @@ def test_adapters_over_ranks_give_the_bits_of_one(
             assert outputs(llm, mixed) == expected
 
 
-def test_adapters_of_attention_beside_states_are_refused(
+@pytest.mark.parametrize(
+    "family",
+    [
+        "qwen3_next",  # gated heads, and states that are split
+        pytest.param("mamba2", marks=pytest.mark.slow),
+        pytest.param("mamba", marks=pytest.mark.slow),  # states that each rank has
+        pytest.param("bamba", marks=pytest.mark.slow),
+    ],
+)
+def test_adapters_of_states_over_ranks_give_the_bits_of_one(
+    family: str, checkpoint: Folder, tmp_path: Path
+) -> None:
+    folder = checkpoint(family)
+    attention, states = ("q_proj", "k_proj", "v_proj", "o_proj"), ("x_proj", "dt_proj", "out_proj")
+    targets = (*attention, *states, "in_proj", "in_proj_qkvz", "in_proj_ba")
+    request = adapter(folder, tmp_path / "a", 0, targets)
+    with running(folder, 1) as llm:
+        expected = outputs(llm, [request, None, request])
+        assert expected != outputs(llm, [None] * 3)
+    with running(folder, 2) as llm:
+        assert outputs(llm, [request, None, request]) == expected
+
+
+def test_adapters_of_layers_that_run_one_by_one_are_refused(
     checkpoint: Folder, tmp_path: Path
 ) -> None:
     folder = checkpoint("falcon_h1")
