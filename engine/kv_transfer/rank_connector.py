@@ -155,9 +155,10 @@ class RankConnector(KVConnectorBase):
         self, storage: StorageQueue, call: FlushParts, reply: Callable[[PartsReply], None]
     ) -> None:
         """Write the parts that steps up to the call's save, some of which may still run here."""
-        is_written = True
         with self._step_finished:
-            self._step_finished.wait_for(lambda: self._finished_step >= call.step, call.timeout_s)
+            is_written = self._step_finished.wait_for(
+                lambda: self._finished_step >= call.step, call.timeout_s
+            )
         try:
             storage.flush(call.timeout_s)
         except TimeoutError:

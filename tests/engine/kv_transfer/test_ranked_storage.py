@@ -203,6 +203,9 @@ def test_a_flush_waits_for_steps_that_still_run_on_other_ranks(group: Group) -> 
     group.storage.saved_step = 7
     with pytest.raises(TimeoutError, match="Other ranks haven't written"):
         group.storage.flush(0.05)
+    call = group.storage._flush_other_ranks(0.01)
+    assert call.replied.wait(10.0)
+    assert not call.replies[1].is_written
     flush = threading.Thread(target=group.storage.flush, args=(10.0,))
     flush.start()
     blocks = [(0, number, [key]) for number, key in enumerate(KEYS)]
