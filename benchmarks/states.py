@@ -7,9 +7,9 @@
 
 `make` writes a random checkpoint of a published model's shape in bfloat16, with a tokenizer, which
 llama.cpp's `convert_hf_to_gguf.py` reads. `idle`: time and processor time of cold prompts with a
-prefix cache over those without. `turn12`: first tokens of chats' twelfth turns over those of an
-attention model, which has as many new tokens. `llama` has as many parameters in its layers as
-`mamba2`, `llama_granite4` as `granite4` and so on, within 2 %.
+prefix cache over those without, in one engine. `turn12`: first tokens of chats' twelfth turns over
+those of an attention model, which has as many new tokens. `llama` has as many parameters in its
+layers as `mamba2`, `llama_granite4` as `granite4` and so on, within 2 %.
 `decode`: tokens/s of one stream, and llama.cpp's. All take turns; printed are medians with
 quartiles. Weights are int8 (llama.cpp: Q8_0) in `decode`.
 """
@@ -17,7 +17,6 @@ quartiles. Weights are int8 (llama.cpp: Q8_0) in `decode`.
 from __future__ import annotations
 
 import argparse
-import gc
 import itertools
 import json
 import random
@@ -82,8 +81,8 @@ SHAPES: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 VOCAB, MAX_TOKENS = 32000, 16384
 PROMPT, NEW_TOKENS, ANSWER = 512, 64, 16
-#: Pairs of engines that `idle` compares, and prompts that fill a pool.
-PAIRS, WARM_TURNS = 4, 5
+#: Prompts with cached states that fill `idle`'s pool, of 13 checkpoints.
+WARM_TURNS = 8
 
 
 def make(name: str, folder: Path) -> None:
@@ -164,31 +163,24 @@ def in_turns(turns: int, a: Callable[[int], float], b: Callable[[int], float]) -
 def idle(folder: Path, turns: int) -> None:
     """Cold prompts, which nobody shares, with and without a cache of states.
 
-    The pool is full, as a server's soon is: no page is written for the first time. Two engines
-    with the same settings differ by up to 1 %, by where their memory is: there are several pairs.
+    One engine runs them all: two with the same settings differ by up to 1 %, by where their memory
+    is. The pool is full, as a server's soon is: no page is written for the first time.
     """
     clocks = (time.perf_counter, time.process_time)
     ratios: list[list[float]] = [[] for _ in clocks]
-    for pair in range(PAIRS):
-        both = [pair % 2 == 0, pair % 2 == 1]
-        engines = {
-            caches: make_llm(folder, enable_prefix_caching=caches, cpu_kvcache_space=0.25)
-            for caches in both
-        }
-        for turn in range(WARM_TURNS + turns):
-            seconds = {}
-            for caches in both if turn % 2 else reversed(both):
-                prompt = random_tokens(random.Random(f"{pair} {turn} {caches}"), PROMPT)
-                starts = [clock() for clock in clocks]
-                generate(engines[caches], prompt, NEW_TOKENS)
-                seconds[caches] = [
-                    clock() - start for clock, start in zip(clocks, starts, strict=True)
-                ]
-            if turn >= WARM_TURNS:
-                for index, values in enumerate(ratios):
-                    values.append(seconds[True][index] / seconds[False][index])
-        del engines
-        gc.collect()
+    llm = make_llm(folder, enable_prefix_caching=True, cpu_kvcache_space=0.25)
+    core: EngineCore = llm.core
+    for turn in range(WARM_TURNS + turns):
+        seconds = {}
+        for caches in (True, False) if turn % 2 else (False, True):
+            core.scheduler.kv.enable_caching = caches
+            prompt = random_tokens(random.Random(f"{turn} {caches}"), PROMPT)
+            starts = [clock() for clock in clocks]
+            generate(llm, prompt, NEW_TOKENS)
+            seconds[caches] = [clock() - start for clock, start in zip(clocks, starts, strict=True)]
+        if turn >= WARM_TURNS:
+            for index, values in enumerate(ratios):
+                values.append(seconds[True][index] / seconds[False][index])
     for clock, values in zip(clocks, ratios, strict=True):
         print(f"idle, {clock.__name__}: {spread(values)}", flush=True)
 
