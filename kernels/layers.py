@@ -136,7 +136,9 @@ class AttentionWeights:
     Attributes:
         qkv, o: the projections before and after.
         q_norm, k_norm: RMSNorm of each head, float32 [D]; or None.
-        q_full_norm, k_full_norm: RMSNorm of all heads together, float32 [heads * D]; or None.
+        q_full_norm, k_full_norm: RMSNorm of all heads together, float32 [heads * D], with those
+            that other ranks have; or None.
+        local_columns: int64, the columns of `qkv` that this rank keeps after these; None for all.
         q_head_norm, k_head_norm: LayerNorm of each head, or None.
         cos_sin: float32 [positions, rotary dimensions]; None without rotary embedding.
         window: number of tokens that a token attends to, including itself; 0 for all.
@@ -148,6 +150,7 @@ class AttentionWeights:
     q_norm: Tensor | None = None
     k_norm: Tensor | None = None
     q_full_norm: Tensor | None = None
+    local_columns: Tensor | None = None
     k_full_norm: Tensor | None = None
     q_head_norm: HeadNormWeights | None = None
     k_head_norm: HeadNormWeights | None = None

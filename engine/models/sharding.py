@@ -168,7 +168,14 @@ class ModelShard:
 
     @property
     def qkv_rows(self) -> list[range] | None:
-        """This rank's rows of stacked queries, keys and values; None if heads aren't split."""
+        """This rank's rows of the projection to queries, keys and values; None if heads aren't
+        split, or all are needed for a norm over them.
+        """
+        return None if self.full_spec.qk_norm == "rms_full" else self.qkv_columns
+
+    @property
+    def qkv_columns(self) -> list[range] | None:
+        """This rank's part of stacked queries, keys and values; None if heads aren't split."""
         full, local, rank = self.full_spec, self.spec, self.ranks.rank
         if not self.splits_heads:
             return None
@@ -212,7 +219,6 @@ def splits_heads(spec: DecoderSpec, size: int) -> bool:
         or spec.sparse is not None
         or spec.cross is not None
         or spec.kv_sources
-        or spec.qk_norm == "rms_full"
     )
     heads, kv_heads = spec.num_heads, spec.num_kv_heads
     divides = heads % size == 0 and (kv_heads % size == 0 or size % kv_heads == 0)

@@ -626,17 +626,19 @@ class WeightLoader:
         if kind == "rms_head":
             return {f"{of}_norm": self._norm_weight(name, dim) for of, name, _ in both if name}
         if kind == "rms_full":
-            return {
+            columns = None if self.shard is None else self.shard.qkv_columns
+            norms = {
                 f"{of}_full_norm": self._norm_weight(name, heads * dim) for of, name, heads in both
             }
-        norms = {of: self._head_norm(name, heads) for of, name, heads in both}
+            return {**norms, "local_columns": None if columns is None else _numbers(columns)}
+        head_norms = {of: self._head_norm(name, heads) for of, name, heads in both}
         if self.shard is not None and kind != "layer_shared":
             ranges = {"q": self.shard.head_range, "k": self.shard.kv_head_range}
-            norms = {
+            head_norms = {
                 of: replace(norm, weight=norm.weight[ranges[of]].contiguous())
-                for of, norm in norms.items()
+                for of, norm in head_norms.items()
             }
-        return {f"{of}_head_norm": norm for of, norm in norms.items()}
+        return {f"{of}_head_norm": norm for of, norm in head_norms.items()}
 
     def _head_norm(self, name: str, heads: int) -> HeadNormWeights:
         spec, dim = self.spec, self.spec.head_dim

@@ -360,18 +360,19 @@ def _layer(
         width = shape.num_heads * attention.out_of.layers[0].out_features
         described.o = handle_of("o", attention.output, (width, hidden))
         return described
+    all_q, all_kv = q * (1 + shape.attention_output_gate), kv
+    if attention.q_full_norm is not None and attention.k_full_norm is not None:
+        # These norms are over all ranks' heads.
+        all_q, all_kv = len(attention.q_full_norm), len(attention.k_full_norm)
+        if (all_q, all_kv) != (q, kv) and getattr(attention.qkv, "ranks", None) is None:
+            raise ValueError("norms over all heads are over those of this rank without others")
     described.qkv = handle_of(
-        "qkv",
-        attention.qkv,
-        (
-            hidden if block is None else 2 * hidden,
-            q * (1 + shape.attention_output_gate) + 2 * kv,
-        ),
+        "qkv", attention.qkv, (hidden if block is None else 2 * hidden, all_q + 2 * all_kv)
     )
     described.q_norm = vector_address("q_norm", attention.q_norm, size)
     described.k_norm = vector_address("k_norm", attention.k_norm, size)
-    described.q_full_norm = vector_address("q_full_norm", attention.q_full_norm, q)
-    described.k_full_norm = vector_address("k_full_norm", attention.k_full_norm, kv)
+    described.q_full_norm = vector_address("q_full_norm", attention.q_full_norm, all_q)
+    described.k_full_norm = vector_address("k_full_norm", attention.k_full_norm, all_kv)
     heads, kv_heads = shape.num_heads, shape.num_kv_heads
     described.q_head_norm = _head_norm("q_head_norm", attention.q_head_norm, heads, size)
     described.k_head_norm = _head_norm("k_head_norm", attention.k_head_norm, kv_heads, size)

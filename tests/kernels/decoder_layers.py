@@ -72,6 +72,7 @@ class Layer:
     window: int = 0
     sparse: BlockSparse | None = None
     alibi: Tensor | None = None
+    local_columns: Tensor | None = None
     distance_bias: Tensor | None = None
     sinks: Tensor | None = None
     o: LinearLayer

@@ -217,12 +217,14 @@ class QKRMSNorm:
 
     Attributes:
         q_weight, k_weight: float32 [q_size] and [k_size], the sizes of a token's queries and keys.
+        local_columns: int64, the columns that are returned; None for all.
     """
 
     ops: KernelSet
     q_weight: Tensor
     k_weight: Tensor
     eps: float
+    local_columns: Tensor | None = None
 
     def __call__(self, qkv: Tensor) -> Tensor:
         """Return concatenated queries, keys and values."""
@@ -230,7 +232,8 @@ class QKRMSNorm:
         q, k, v = qkv.split((q_size, k_size, qkv.shape[-1] - q_size - k_size), dim=-1)
         q = self.ops.rms_norm(q.contiguous(), self.q_weight, self.eps)
         k = self.ops.rms_norm(k.contiguous(), self.k_weight, self.eps)
-        return torch.cat((q, k, v), dim=-1)
+        qkv = torch.cat((q, k, v), dim=-1)
+        return qkv if self.local_columns is None else qkv[:, self.local_columns]
 
 
 @dataclass(slots=True)

@@ -295,7 +295,8 @@ def _qkv_transforms(
     """Return the transforms of queries, keys and values before rotation."""
     transforms: list[Transform] = []
     if weights.q_full_norm is not None and weights.k_full_norm is not None:
-        transforms.append(QKRMSNorm(ops, weights.q_full_norm, weights.k_full_norm, spec.norm_eps))
+        norms = weights.q_full_norm, weights.k_full_norm
+        transforms.append(QKRMSNorm(ops, *norms, spec.norm_eps, weights.local_columns))
     if weights.q_head_norm is not None:
         transforms.append(_head_norm(spec, weights.q_head_norm, 0, spec.num_heads))
     if weights.k_head_norm is not None:

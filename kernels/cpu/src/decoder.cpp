@@ -22,6 +22,7 @@ struct Run {
   int64_t q_width, qkv_width;
   float* x;           // [tokens, hidden], input and output of a block
   float* qkv;         // [tokens, qkv_width]
+  float* all_heads;   // [tokens, queries, keys and values of all ranks], for norms over all
   float* attention;   // [tokens, q_width]
   float *gated, *inner;  // [kMlpRows, 2 inner], [kMlpRows, inner]
   float* other;       // [tokens, hidden]: attention in a parallel layer, or the experts' output
@@ -174,17 +175,13 @@ void split_gates(const Run& run) {
 // Changes that some families apply to queries, keys and values before rotary embedding.
 void prepare_qkv(const Run& run, const DecoderLayer& layer) {
   const DecoderShape& s = run.shape();
-  const bool normed = layer.q_full_norm || layer.q_head_norm.weight || layer.k_head_norm.weight;
+  const bool normed = layer.q_head_norm.weight || layer.k_head_norm.weight;
   if (!normed && s.clip_qkv == 0) return;
   const int64_t kv = s.kv_heads * s.head_size;
   deal_ranges(worth(run.threads, run.batch.tokens * run.qkv_width, 16384), run.batch.tokens, 1,
               [&](int64_t low, int64_t high) {
     for (int64_t t = low; t < high; t++) {
       float *q = run.qkv + t * run.qkv_width, *k = q + run.qkv_width - 2 * kv;
-      if (layer.q_full_norm) {
-        rms_norm(q, q, layer.q_full_norm, 1, run.q_width, s.eps, 1);
-        rms_norm(k, k, layer.k_full_norm, 1, kv, s.eps, 1);
-      }
       norm_heads(run, layer.q_head_norm, q, s.q_heads);
       norm_heads(run, layer.k_head_norm, k, s.kv_heads);
       if (s.clip_qkv == 0) continue;
@@ -212,6 +209,36 @@ int64_t keep_rows(Run& run, int64_t tokens) {
   return b.num_rows;
 }
 
+// Whether a norm is over all ranks' heads, of which this rank keeps its own.
+bool norms_other_ranks(const Run& run, const DecoderLayer& layer) {
+  return layer.q_full_norm && layer.qkv->outputs() != run.qkv_width;
+}
+
+// Norms all heads together, and moves this rank's to run.qkv.
+void norm_all_heads(const Run& run, const DecoderLayer& layer, int64_t rows) {
+  const DecoderShape& s = run.shape();
+  const int64_t width = layer.qkv->outputs(), local_kv = s.kv_heads * s.head_size;
+  const bool keeps = norms_other_ranks(run, layer);
+  const int64_t size = keeps ? layer.qkv->shard->group->size() : 1;
+  const int64_t rank = keeps ? layer.qkv->shard->group->rank() : 0;
+  const int64_t q_width = run.q_width * size, kv = (width - q_width) / 2;
+  // With fewer heads than ranks, several ranks have the same.
+  const int64_t first = kv / s.head_size * rank / size * s.head_size;
+  float* all = keeps ? run.all_heads : run.qkv;
+  deal_ranges(worth(run.threads, rows * width, 16384), rows, 1, [&](int64_t low, int64_t high) {
+    for (int64_t t = low; t < high; t++) {
+      float *q = all + t * width, *k = q + q_width, *v = k + kv;
+      rms_norm(q, q, layer.q_full_norm, 1, q_width, s.eps, 1);
+      rms_norm(k, k, layer.k_full_norm, 1, kv, s.eps, 1);
+      if (!keeps) continue;
+      float* to = run.qkv + t * run.qkv_width;
+      std::memcpy(to, q + rank * run.q_width, run.q_width * sizeof(float));
+      std::memcpy(to + run.q_width, k + first, local_kv * sizeof(float));
+      std::memcpy(to + run.q_width + local_kv, v + first, local_kv * sizeof(float));
+    }
+  });
+}
+
 // From x to run.qkv.
 int project(Run& run, const DecoderLayer& layer, const float* x, int64_t rows) {
   const int64_t index = &layer - run.decoder.layers.data();
@@ -219,8 +246,11 @@ int project(Run& run, const DecoderLayer& layer, const float* x, int64_t rows) {
     return project_latents(*layer.latents, run.qkv, run.qkv_width, x, run.shape().q_heads, rows,
                            run.threads);
   const LayerAdapters adapters = layer.shared ? added_of(run) : adapters_of(run, index);
-  return adapted_linear(adapters, &LoraLayer::qkv, *layer.qkv, run.qkv, x, layer.qkv->k, 0, rows,
-                        run.threads);
+  float* out = norms_other_ranks(run, layer) ? run.all_heads : run.qkv;
+  const int wrong = adapted_linear(adapters, &LoraLayer::qkv, *layer.qkv, out, x, layer.qkv->k, 0,
+                                   rows, run.threads);
+  if (!wrong && layer.q_full_norm) norm_all_heads(run, layer, rows);
+  return wrong;
 }
 
 // From x to `out`; null for run.x. The last layer returns only the needed rows.
@@ -439,6 +469,14 @@ int64_t value_width(const Decoder& decoder) {
   return most;
 }
 
+// Queries, keys and values of all ranks, if a norm is over them.
+int64_t all_heads_width(const Run& run) {
+  int64_t most = 0;
+  for (const DecoderLayer& layer : run.decoder.layers)
+    if (norms_other_ranks(run, layer)) most = std::max(most, layer.qkv->outputs());
+  return most;
+}
+
 int run_batch(const Decoder& decoder, const DecoderBatch& batch, float* residual, float* out,
               int threads) {
   const DecoderShape& s = decoder.shape;
@@ -454,6 +492,7 @@ int run_batch(const Decoder& decoder, const DecoderBatch& batch, float* residual
   Layout layout;
   layout.add(&run.x, batch.tokens * s.hidden);
   layout.add(&run.qkv, batch.tokens * qkv);
+  layout.add(&run.all_heads, batch.tokens * all_heads_width(run));
   layout.add(&run.attention, batch.tokens * q);
   layout.add(&run.gated, mlp_rows * 2 * s.inner);
   layout.add(&run.inner, mlp_rows * s.inner);

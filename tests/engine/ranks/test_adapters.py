@@ -99,6 +99,7 @@ def outputs(llm: LLM, adapters: list[LoRARequest | None]) -> Outputs:
         ("llama", 2, {"dtype": "bfloat16"}),
         ("llama", 3, {}),  # heads that 3 doesn't divide
         ("phi3", 2, {"async_scheduling": True}),  # fused weights
+        ("olmo2", 2, {}),  # a norm over all heads
     ],
 )
 def test_adapters_over_ranks_give_the_bits_of_one(
