@@ -91,8 +91,8 @@ class Replica:
         heartbeat: the latest.
         changed_at: when (monotonic) a heartbeat last differed from the previous one. Clocks of two
             machines are never compared.
-        submitted: requests that this gateway sent to it since that heartbeat, minus those that
-            ended.
+        submitted: requests that this gateway sent to it and that heartbeat doesn't count, minus
+            those that ended since.
         per_second: outputs finished per second while requests were last waiting; 0 if unknown.
     """
 
@@ -145,6 +145,14 @@ class Replica:
         """Requests it runs or queues, as far as this gateway knows."""
         stats = self.heartbeat.stats
         return max(0, stats.num_requests_running + stats.num_requests_waiting + self.submitted)
+
+    def count_placed(self, num_requests: int) -> None:
+        """Count requests that a new heartbeat doesn't: those on their way to the engine, and those
+        whose end is on its way back. `num_requests`: of this gateway, placed here.
+        """
+        stats = self.heartbeat.stats
+        counted = stats.num_requests_running + stats.num_requests_waiting
+        self.submitted = max(self.submitted, num_requests - counted)
 
 
 class Fleet:

@@ -176,6 +176,8 @@ def test_a_fleet_follows_heartbeats() -> None:
     new = fleet.get("a")
     assert new is not None
     assert new.submitted == 0
+    new.count_placed(3)  # the engine hadn't read them when it sent the heartbeat
+    assert (new.submitted, new.load) == (3, 3)
     fleet.forget("a")
     assert fleet.get("a") is None
     assert fleet.model("m") is not None, "a model is remembered when its replica has gone"
