@@ -129,9 +129,9 @@ class FailoverMonitor:
         # Redis that is out of memory or can't write its files still answers reads.
         await client.outbox.write_probe()
         await client.fleet.refresh()
-        placed = Counter(flight.incarnation for flight in client.flights)
+        num_open = Counter(flight.incarnation for flight in client.flights)
         for replica in client.fleet:
-            replica.count_placed(placed[replica.heartbeat.incarnation])
+            replica.count_open(num_open[replica.heartbeat.incarnation])
         now = time.monotonic()
         if now - self._last_keep_alive >= KEEP_ALIVE_EVERY_S:
             await client.outbox.refresh_ttl()

@@ -91,14 +91,17 @@ class Replica:
         heartbeat: the latest.
         changed_at: when (monotonic) a heartbeat last differed from the previous one. Clocks of two
             machines are never compared.
-        submitted: requests that this gateway sent to it and that heartbeat doesn't count, minus
-            those that ended since.
+        submitted: requests that this gateway sent to it since that heartbeat, minus those that
+            ended.
+        uncounted: this gateway's open requests there that neither counts: they were on their way
+            to the engine at that heartbeat, or their end is on its way back.
         per_second: outputs finished per second while requests were last waiting; 0 if unknown.
     """
 
     heartbeat: Heartbeat
     changed_at: float
     submitted: int = 0
+    uncounted: int = 0
     per_second: float = 0.0
 
     @property
@@ -143,16 +146,16 @@ class Replica:
     @property
     def load(self) -> int:
         """Requests it runs or queues, as far as this gateway knows."""
-        stats = self.heartbeat.stats
-        return max(0, stats.num_requests_running + stats.num_requests_waiting + self.submitted)
+        return max(0, self._counted + self.uncounted)
 
-    def count_placed(self, num_requests: int) -> None:
-        """Count requests that a new heartbeat doesn't: those on their way to the engine, and those
-        whose end is on its way back. `num_requests`: of this gateway, placed here.
-        """
+    def count_open(self, num_requests: int) -> None:
+        """Update `uncounted`; `num_requests`: this gateway's open ones there."""
+        self.uncounted = max(0, num_requests - self._counted)
+
+    @property
+    def _counted(self) -> int:
         stats = self.heartbeat.stats
-        counted = stats.num_requests_running + stats.num_requests_waiting
-        self.submitted = max(self.submitted, num_requests - counted)
+        return stats.num_requests_running + stats.num_requests_waiting + self.submitted
 
 
 class Fleet:
