@@ -56,7 +56,7 @@ async def test_a_burst_of_512_is_dealt_evenly_to_two_engines(tmp_path: Path) -> 
                     "ignore_eos": True,
                 }  # fmt: skip
                 response = await client.post("/completions", json=body)
-                while response.status_code == 503:  # noqa: ASYNC110
+                while response.status_code == 503:
                     await asyncio.sleep(float(response.headers["retry-after"]))
                     response = await client.post("/completions", json=body)
                 return response.status_code
