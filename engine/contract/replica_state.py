@@ -289,6 +289,16 @@ class ModelInfo(msgspec.Struct, omit_defaults=True, kw_only=True):
     media_io_kwargs: dict[str, Any] = msgspec.field(default_factory=dict)
 
     @property
+    def media(self) -> list[str]:
+        """Kinds of media that prompts may contain: "images", "videos", "audio"."""
+        limits = {
+            "images": self.max_images if self.sees else 0,
+            "videos": self.max_videos,
+            "audio": self.max_audios,
+        }
+        return [kind for kind, limit in limits.items() if limit]
+
+    @property
     def prompt_context(self) -> int:
         """Tokens of which a prompt must have fewer: of the decoder's context, or of the encoder."""
         return self.max_encoder_tokens + 1 if self.max_encoder_tokens else self.max_model_len

@@ -73,6 +73,20 @@ def test_a_tenants_people_see_their_models_and_no_more(
     assert names == {"quill", "acme-private", "shelved"}
 
 
+def test_a_models_page_says_which_media_it_takes(
+    login: Login, quill: ServedModel, beat: Beat
+) -> None:
+    def page() -> str:
+        return login("ada").get(f"/console/models/{quill.pk}/").content.decode()
+
+    beat(heartbeat("quill-0"))
+    assert "takes " not in page()
+    seeing = heartbeat("quill-0")
+    seeing.model.sees, seeing.model.max_videos = True, 2
+    beat(seeing)
+    assert "<span>takes images, videos</span>" in page()
+
+
 OPERATIONS = ("load", "unload", "sleep", "wake", "restart", "delete", "settings")
 
 

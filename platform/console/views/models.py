@@ -270,6 +270,7 @@ def _row(row: ServedModel, beats: list[Any], operator: bool) -> dict[str, Any]:
         "context": row.max_model_len or state["context"] or _context_of(checkpoint),
         "failed": _failure(row) if operator else "",
         "tasks": state["tasks"] or [],
+        "media": live.model.media if live else [],
     }
 
 
