@@ -177,18 +177,18 @@ def test_the_page_follows_the_answer_until_the_reader_scrolls_up(
     to_end = page.get_by_role("button", name="To the latest")
     expect(answer).to_contain_text("paragraph 25")
     gap = "s => s.scrollHeight - s.scrollTop - s.clientHeight"
-    page.wait_for_function(f"({gap})(document.getElementById('scroller')) < 60")
+    page.wait_for_function(f"() => ({gap})(document.getElementById('scroller')) < 60")
     scroller.hover()
     page.mouse.wheel(0, -400)
     expect(to_end).to_be_visible()
     expect(answer).to_contain_text("paragraph 40")
     # The page is told of the wheel before the browser scrolls.
-    page.wait_for_function(f"({gap})(document.getElementById('scroller')) > 300")
+    page.wait_for_function(f"() => ({gap})(document.getElementById('scroller')) > 300")
     expect(answer).to_contain_text("paragraph 45")
     assert scroller.evaluate(gap) > 300
     to_end.click()
     playground.finished(answer)
-    page.wait_for_function(f"({gap})(document.getElementById('scroller')) < 60")
+    page.wait_for_function(f"() => ({gap})(document.getElementById('scroller')) < 60")
     expect(to_end).to_be_hidden()
     processor.send("Emulation.setCPUThrottlingRate", {"rate": 1})
 
