@@ -197,16 +197,22 @@ class DiskTier(StorageTier):
         return self._cipher.open(key, location.nonce, sealed, namespace)
 
     def measure_read(self) -> float:
-        """Seconds that it takes to read a block from the device, not from the page cache."""
+        """Seconds that it takes to read a block from the device, not from the page cache; 0 where
+        none can be written for that: those that are there can be read all the same.
+        """
         nonce, sealed = self._cipher.seal(b"", np.zeros(self._block_bytes, np.uint8), "")
-        with tempfile.TemporaryFile(dir=self.folder) as file:
-            file.write(sealed)
-            file.flush()
-            os.fsync(file.fileno())
-            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-            started = time.perf_counter()
-            self._cipher.open(b"", nonce, os.pread(file.fileno(), len(sealed), 0), "")
-            return time.perf_counter() - started
+        try:
+            with tempfile.TemporaryFile(dir=self.folder) as file:
+                file.write(sealed)
+                file.flush()
+                os.fsync(file.fileno())
+                os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+                started = time.perf_counter()
+                self._cipher.open(b"", nonce, os.pread(file.fileno(), len(sealed), 0), "")
+                return time.perf_counter() - started
+        except OSError as error:
+            log.warning("Reading from %s can't be measured: %s", self.folder, error)
+            return 0.0
 
     def _count_bytes(self, segment: str, owner: bytes, num_bytes: int) -> None:
         self._owners.setdefault(segment, Counter())[owner] += num_bytes

@@ -25,7 +25,8 @@ class HostTier:
         capacity: bytes.
         used_bytes: bytes of the blocks.
         failures: number of unusable blocks, by reason.
-        on_removed: called with the key of each removed block, in any thread.
+        on_removed: called with the key of each block that is removed, or that `put` has no space
+            for, in any thread.
     """
 
     name = "host"
@@ -72,6 +73,9 @@ class HostTier:
                 if key not in self._leases:
                     keys[key] = None
                 self._count_bytes(tenant, block[0].nbytes)
+            for key, _ in blocks[len(blocks_in_budget) :]:
+                if key not in self._blocks:
+                    self.on_removed(key)
             while self.used_bytes > self.capacity and (largest := self._largest.first()):
                 self._remove(next(iter(self._keys[largest[0]])))
             while self.used_bytes > self.capacity:  # all others are leased

@@ -138,10 +138,12 @@ class RankConnector(KVConnectorBase):
                 (n for n, part in enumerate(parts) if part not in self.host), len(parts)
             )
             is_lost = num_read < len(parts) and not storage.may_contain(parts[num_read])
-            if is_lost:
-                storage.tier.refresh()  # others may be, too: all are to be written again
-            failures = Counter(self.host.failures) + storage.failures
-            reply(PartsReply(call.number, num_read, is_lost, failures=dict(failures)))
+            try:
+                if is_lost:
+                    storage.tier.refresh()  # others may be, too: all are to be written again
+            finally:  # it fails if the folder is gone, and the first rank waits
+                failures = Counter(self.host.failures) + storage.failures
+                reply(PartsReply(call.number, num_read, is_lost, failures=dict(failures)))
 
         storage.read_ahead(
             parts,

@@ -199,6 +199,22 @@ def test_a_full_disk_is_counted_and_writing_pauses(
     assert is_intact(tier, 1)
 
 
+def test_a_full_disk_does_not_stop_a_replica_from_starting(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tier = DiskTier(tmp_path, CAPACITY, BLOCK)
+    assert tier.write(key(1), block(1), "n")
+
+    def full(descriptor: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    assert tier.measure_read() > 0
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", full)
+        assert tier.measure_read() == 0
+        assert is_intact(DiskTier(tmp_path, CAPACITY, BLOCK), 1)
+
+
 @pytest.mark.parametrize("folder", ["/proc/kv", "/dev/null/kv"])
 def test_a_folder_that_cannot_be_written_is_refused(folder: str) -> None:
     with pytest.raises(ConfigError) as refusal:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import socket
 import threading
 import time
@@ -45,8 +46,8 @@ class Group:
         removed: what the first rank's memory has removed.
     """
 
-    def __init__(self, folder: Path) -> None:
-        self.host = HostTier(BUDGET)
+    def __init__(self, folder: Path, host_bytes: int = BUDGET) -> None:
+        self.host = HostTier(host_bytes)
         self.removed: list[bytes] = []
         self.host.on_removed = self.removed.append
         self.storage = RankedStorage(DiskTier(folder, BUDGET, BLOCK), self.host, 2)
@@ -222,3 +223,25 @@ def test_a_rank_that_has_ended_has_read_nothing(group: Group) -> None:
     group.read().result(10.0)
     assert not any(key in group.host for key in KEYS)
     assert not group.storage.is_being_read(KEYS[0])
+
+
+def test_a_read_ends_while_the_folder_is_gone(group: Group, tmp_path: Path) -> None:
+    group.save(1)
+    group.forget()
+    shutil.rmtree(tmp_path)
+    group.read().result(5.0)
+    assert not any(key in group.host for key in KEYS)
+    wait_until(lambda: not group.storage.is_being_read(KEYS[0]))
+
+
+def test_what_the_first_ranks_memory_has_no_space_for_is_removed_from_others(
+    tmp_path: Path,
+) -> None:
+    group = Group(tmp_path, host_bytes=2 * BLOCK)
+    group.save(1)
+    assert group.parts == [True] * 4
+    assert group.removed == KEYS[2:]
+    group.run(OffloadingMetadata(3, removed=[(1, key) for key in group.removed]))
+    assert group.parts == [True, True, False, False]
+    group.storage.close()
+    group.other.shutdown()
